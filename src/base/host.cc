@@ -1,0 +1,23 @@
+#include "base/host.h"
+
+#include <filesystem>
+#include <fstream>
+#include <limits.h>
+#include <unistd.h>
+
+namespace lockstep::base {
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown-host";
+}
+
+std::string machine_identity() {
+  std::string boot_id = "no-boot-id:" + host_name();
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::error_code no_proc;
+  const auto network = std::filesystem::read_symlink("/proc/self/ns/net", no_proc);
+  return boot_id + "/" + network.string();
+}
+
+}  // namespace lockstep::base
