@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <memory>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -188,6 +189,28 @@ std::string address_towards(const std::string& host, uint16_t port) {
     }
   }
   return {};
+}
+
+std::string address_of_interface(const std::string& name) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) {
+    throw SystemError(compose({.what = "cannot list the network interfaces", .evidence = errno_text(errno)}));
+  }
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  std::string known;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    char text[NI_MAXHOST];
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (::getnameinfo(entry->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    if (name == entry->ifa_name) return text;
+    known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", entry->ifa_name, text);
+  }
+  throw UsageError(compose({.what = fmt::format("there is no network interface \"{}\" with an address", name),
+                            .evidence = "this machine has: " + known,
+                            .hint = "correct GLOO_SOCKET_IFNAME"}));
 }
 
 bool is_loopback(const std::string& address) {

@@ -25,6 +25,8 @@ Fd connect_to(const std::string& host, uint16_t port, Deadline deadline);
 bool is_this_machine(const std::string& host);
 // The address from which this machine reaches `host`, as text; empty when there is no route.
 std::string address_towards(const std::string& host, uint16_t port);
+// The first address of a network interface. Throws UsageError, listing the interfaces that there are.
+std::string address_of_interface(const std::string& name);
 bool is_loopback(const std::string& address);
 
 }  // namespace lockstep::base

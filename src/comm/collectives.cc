@@ -1,0 +1,397 @@
+#include "comm/collectives.h"
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "comm/failure.h"
+#include "comm/gaps.h"
+#include "comm/work_state.h"
+
+namespace lockstep::comm {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+[[noreturn]] void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
+                         const std::string& hint) {
+  throw UsageError(base::compose({.what = fmt::format("{} cannot be done", name),
+                                  .where = fmt::format("rank {}/{}, {}", group.rank, group.world_size, group.name),
+                                  .evidence = evidence,
+                                  .hint = hint}));
+}
+
+void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
+  if (!tensor.defined()) refuse(group, name, "a tensor is undefined", "give it a value first");
+  if (tensor.layout() != at::kStrided) refuse(group, name, "a tensor is sparse", "call to_dense() first");
+}
+
+void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
+  if (rank >= 0 && rank < group.world_size) return;
+  refuse(group, name, fmt::format("there is no rank {}", rank), fmt::format("ranks go from 0 to {}", group.world_size - 1));
+}
+
+void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
+  check_rank(group, name, peer);
+  if (peer == group.rank) refuse(group, name, "the other side is this rank itself", "name another rank");
+  if (tag < 0) refuse(group, name, fmt::format("the tag is {}", tag), "tags are 0 or more");
+}
+
+// `large` must hold world_size times what `small` holds.
+void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large, const at::Tensor& small) {
+  check_tensor(group, name, large);
+  check_tensor(group, name, small);
+  if (large.scalar_type() != small.scalar_type()) {
+    refuse(group, name,
+           fmt::format("input and output differ in dtype: {} and {}", c10::toString(large.scalar_type()),
+                       c10::toString(small.scalar_type())),
+           "convert one of them");
+  }
+  if (large.numel() != small.numel() * group.world_size) {
+    refuse(group, name,
+           fmt::format("the larger tensor has {} elements, the smaller {}", large.numel(), small.numel()),
+           fmt::format("the larger one must have {} times as many", group.world_size));
+  }
+}
+
+std::string describe(const char* name, const at::Tensor& tensor) {
+  return fmt::format("{} of {} {}", name, tensor.numel(), c10::toString(tensor.scalar_type()));
+}
+
+// The caller's memory, without its autograd history: collectives change values, not graphs.
+at::Tensor bare(const at::Tensor& tensor) { return tensor.detach(); }
+
+// `tensor` itself when it is contiguous, else a copy.
+at::Tensor contiguous(const at::Tensor& tensor) { return tensor.is_contiguous() ? tensor : tensor.contiguous(); }
+
+// What there is to a call besides the backend's part of it.
+struct Outline {
+  std::string what;                   // for messages
+  Tensors travelling = {};            // kept alive while the backend works
+  std::function<void()> finish = {};  // brings what travelled into the caller's tensors
+  Tensors result = {};                // what Work::result() gives
+  bool point_to_point = false;
+};
+
+// Hands the call to the backend, in exchange for a Work.
+template <class Backend>
+Work start(const GroupPtr& group, Outline outline, Backend&& backend) {
+  auto state = std::make_shared<Work::State>();
+  state->group = group;
+  state->call = {.number = ++group->calls, .what = std::move(outline.what)};
+  state->travelling = std::move(outline.travelling);
+  state->finish = std::move(outline.finish);
+  state->result = std::move(outline.result);
+  state->point_to_point = outline.point_to_point;
+  try {
+    state->c10d = backend(*group->c10d);
+  } catch (...) {
+    throw_failure(*group, state->call);
+  }
+  return Work(std::move(state));
+}
+
+// A call that is done already.
+Work done_with(Tensors result) {
+  auto state = std::make_shared<Work::State>();
+  state->result = std::move(result);
+  return Work(std::move(state));
+}
+
+Tensors rows_of(const at::Tensor& flat, int64_t count) {
+  Tensors rows;
+  for (const auto& row : flat.view({count, -1}).unbind()) rows.push_back(row);
+  return rows;
+}
+
+Tensors bytes_of(const Tensors& tensors) {
+  Tensors bytes;
+  for (const auto& tensor : tensors) bytes.push_back(as_bytes(tensor));
+  return bytes;
+}
+
+// A flat tensor with room for one `like` of each rank.
+at::Tensor room_for_all(const ProcessGroup::Impl& group, const at::Tensor& like) {
+  return at::empty({group.world_size * like.numel()}, like.options().requires_grad(false));
+}
+
+Tensors shaped(const Tensors& flat, at::IntArrayRef sizes) {
+  Tensors tensors;
+  for (const auto& row : flat) tensors.push_back(row.view(sizes));
+  return tensors;
+}
+
+// After a call that worked on a contiguous copy: back to where the caller wants it.
+std::function<void()> copy_back(const at::Tensor& target, const at::Tensor& dense) {
+  if (dense.is_same(target)) return {};
+  return [target, dense] { target.copy_(dense.view(target.sizes())); };
+}
+
+// Every rank gets all parts and reduces for itself.
+Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tensor& target, const at::Tensor& dense,
+                         ReduceOp op) {
+  const auto all = room_for_all(*group, dense);
+  const auto parts = rows_of(all, group->world_size);
+  auto outputs = std::vector<Tensors>{bytes_of(parts)};
+  auto inputs = Tensors{as_bytes(dense)};
+  return start(group,
+               {.what = std::move(what),
+                .travelling = {dense},
+                .finish = [target, parts, op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
+               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+}
+
+// all_reduce and reduce: the one for everybody, the other for `root`.
+Work reduction(const GroupPtr& group, const char* name, const at::Tensor& tensor, ReduceOp op,
+               std::optional<int> root) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, name, tensor);
+  check_reduction(op, tensor.scalar_type());
+  if (root) check_rank(*group, name, *root);
+  if (group->world_size == 1 || tensor.numel() == 0) return {};
+
+  const auto target = bare(tensor);
+  const auto dense = contiguous(target);
+  const auto what = describe(name, tensor) + ", " + name_of(op);
+  auto wire = reduction_wire(group->backend, dense, op, group->world_size);
+  if (!wire) return reduce_by_gathering(group, what, target, dense, op);
+
+  auto wires = Tensors{wire->tensor};
+  return start(group,
+               {.what = what,
+                .travelling = {wire->tensor},
+                .finish =
+                    [unwrap = wire->finish, back = copy_back(target, dense)] {
+                      if (unwrap) unwrap();
+                      if (back) back();
+                    }},
+               [&](c10d_backend& backend) {
+                 if (root) {
+                   c10d::ReduceOptions options;
+                   options.reduceOp = wire->op;
+                   options.rootRank = *root;
+                   return backend.reduce(wires, options);
+                 }
+                 c10d::AllreduceOptions options;
+                 options.reduceOp = wire->op;
+                 return backend.allreduce(wires, options);
+               });
+}
+
+}  // namespace
+
+Work all_reduce(const GroupPtr& group, const at::Tensor& tensor, ReduceOp op) {
+  return reduction(group, "all_reduce", tensor, op, std::nullopt);
+}
+
+Work reduce(const GroupPtr& group, const at::Tensor& tensor, int root, ReduceOp op) {
+  return reduction(group, "reduce", tensor, op, root);
+}
+
+Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "broadcast", tensor);
+  check_rank(*group, "broadcast", root);
+  if (group->world_size == 1 || tensor.numel() == 0) return {};
+
+  const auto target = bare(tensor);
+  const auto dense = contiguous(target);
+  auto wires = Tensors{as_bytes(dense)};
+  return start(group,
+               {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
+               [&](c10d_backend& backend) {
+                 c10d::BroadcastOptions options;
+                 options.rootRank = root;
+                 return backend.broadcast(wires, options);
+               });
+}
+
+Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "all_gather", tensor);
+  const auto dense = contiguous(bare(tensor));
+  const auto rows = rows_of(room_for_all(*group, dense), group->world_size);
+  if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
+  auto result = shaped(rows, tensor.sizes());
+  if (group->world_size == 1 || tensor.numel() == 0) return done_with(std::move(result));
+
+  auto outputs = std::vector<Tensors>{bytes_of(rows)};
+  auto inputs = Tensors{as_bytes(dense)};
+  return start(group, {.what = describe("all_gather", tensor), .travelling = inputs, .result = std::move(result)},
+               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+}
+
+Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input) {
+  refuse_if_poisoned(*group);
+  check_parts(*group, "all_gather_into_tensor", output, input);
+  if (input.numel() == 0) return {};
+  const auto target = bare(output);
+  const auto dense = contiguous(bare(input));
+  if (group->world_size == 1) {
+    target.copy_(dense.view(target.sizes()));
+    return {};
+  }
+  const auto all = target.is_contiguous() ? target : room_for_all(*group, dense);
+  auto outputs = std::vector<Tensors>{bytes_of(rows_of(all, group->world_size))};
+  auto inputs = Tensors{as_bytes(dense)};
+  return start(group,
+               {.what = describe("all_gather_into_tensor", input), .travelling = inputs, .finish = copy_back(target, all)},
+               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+}
+
+Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  refuse_if_poisoned(*group);
+  check_parts(*group, "reduce_scatter_tensor", input, output);
+  check_reduction(op, input.scalar_type());
+  if (input.numel() == 0) return {};
+  const auto target = bare(output);
+  const auto dense = contiguous(bare(input));
+  if (group->world_size == 1) {
+    target.copy_(dense.view(target.sizes()));
+    return {};
+  }
+  // Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing one's own
+  // moves as few bytes, and takes the ranks in order.
+  const auto received = at::empty_like(dense);
+  auto wire_out = as_bytes(received);
+  auto wire_in = as_bytes(dense);
+  std::vector<int64_t> equal_parts;
+  return start(group,
+               {.what = describe("reduce_scatter_tensor", input) + ", " + name_of(op),
+                .travelling = {wire_out, wire_in},
+                .finish =
+                    [target, parts = rows_of(received, group->world_size), op] {
+                      target.copy_(reduce_locally(parts, op).view(target.sizes()));
+                    }},
+               [&](c10d_backend& backend) { return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts); });
+}
+
+Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "gather", tensor);
+  check_rank(*group, "gather", root);
+  const bool receives = group->rank == root;
+  const auto dense = contiguous(bare(tensor));
+  const auto rows = receives ? rows_of(room_for_all(*group, dense), group->world_size) : Tensors{};
+  if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
+  auto result = shaped(rows, tensor.sizes());
+  if (group->world_size == 1 || tensor.numel() == 0) return done_with(std::move(result));
+
+  auto outputs = receives ? std::vector<Tensors>{bytes_of(rows)} : std::vector<Tensors>{};
+  auto inputs = Tensors{as_bytes(dense)};
+  return start(group, {.what = describe("gather", tensor), .travelling = inputs, .result = std::move(result)},
+               [&](c10d_backend& backend) {
+                 c10d::GatherOptions options;
+                 options.rootRank = root;
+                 return backend.gather(outputs, inputs, options);
+               });
+}
+
+Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "scatter", output);
+  check_rank(*group, "scatter", root);
+  const bool gives = group->rank == root;
+  Tensors parts;
+  if (gives) {
+    if (inputs.size() != static_cast<size_t>(group->world_size)) {
+      refuse(*group, "scatter", fmt::format("the root gave {} tensors", inputs.size()),
+             fmt::format("give one for each of the {} ranks", group->world_size));
+    }
+    for (const auto& input : inputs) {
+      check_tensor(*group, "scatter", input);
+      if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type()) {
+        refuse(*group, "scatter",
+               fmt::format("an input has {} {} elements, the output {} {}", input.numel(),
+                           c10::toString(input.scalar_type()), output.numel(), c10::toString(output.scalar_type())),
+               "make them alike");
+      }
+      parts.push_back(contiguous(bare(input)));
+    }
+  }
+  const auto target = bare(output);
+  if (output.numel() == 0) return {};
+  if (group->world_size == 1) {
+    target.copy_(parts.front().view(target.sizes()));
+    return {};
+  }
+  const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  auto outputs = Tensors{as_bytes(dense)};
+  auto wires = gives ? std::vector<Tensors>{bytes_of(parts)} : std::vector<Tensors>{};
+  return start(group, {.what = describe("scatter", output), .travelling = parts, .finish = copy_back(target, dense)},
+               [&](c10d_backend& backend) {
+                 c10d::ScatterOptions options;
+                 options.rootRank = root;
+                 return backend.scatter(outputs, wires, options);
+               });
+}
+
+Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "all_to_all_single", output);
+  check_tensor(*group, "all_to_all_single", input);
+  if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type() ||
+      input.numel() % group->world_size != 0) {
+    refuse(*group, "all_to_all_single",
+           fmt::format("input has {} {} elements, output {} {}", input.numel(), c10::toString(input.scalar_type()),
+                       output.numel(), c10::toString(output.scalar_type())),
+           fmt::format("make them alike, and divisible by {}", group->world_size));
+  }
+  if (input.numel() == 0) return {};
+  const auto target = bare(output);
+  const auto source = contiguous(bare(input));
+  if (group->world_size == 1) {
+    target.copy_(source.view(target.sizes()));
+    return {};
+  }
+  const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  auto wire_out = as_bytes(dense);
+  auto wire_in = as_bytes(source);
+  std::vector<int64_t> equal_parts;
+  return start(group,
+               {.what = describe("all_to_all_single", input),
+                .travelling = {wire_out, wire_in},
+                .finish = copy_back(target, dense)},
+               [&](c10d_backend& backend) { return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts); });
+}
+
+Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "send", tensor);
+  check_peer(*group, "send", to, tag);
+  if (tensor.numel() == 0) return {};
+  auto wires = Tensors{as_bytes(contiguous(bare(tensor)))};
+  return start(group,
+               {.what = fmt::format("{} to rank {}, tag {}", describe("send", tensor), to, tag),
+                .travelling = wires,
+                .point_to_point = true},
+               [&](c10d_backend& backend) { return backend.send(wires, to, tag); });
+}
+
+Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag) {
+  refuse_if_poisoned(*group);
+  check_tensor(*group, "recv", tensor);
+  check_peer(*group, "recv", from, tag);
+  if (tensor.numel() == 0) return {};
+  const auto target = bare(tensor);
+  const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  auto wires = Tensors{as_bytes(dense)};
+  return start(group,
+               {.what = fmt::format("{} from rank {}, tag {}", describe("recv", tensor), from, tag),
+                .travelling = wires,
+                .finish = copy_back(target, dense),
+                .point_to_point = true},
+               [&](c10d_backend& backend) { return backend.recv(wires, from, tag); });
+}
+
+Work barrier(const GroupPtr& group) {
+  refuse_if_poisoned(*group);
+  if (group->world_size == 1) return {};
+  return start(group, {.what = "barrier"}, [&](c10d_backend& backend) { return backend.barrier(); });
+}
+
+}  // namespace lockstep::comm

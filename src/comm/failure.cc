@@ -1,0 +1,147 @@
+#include "comm/failure.h"
+
+#include <fmt/format.h>
+
+#include <future>
+#include <map>
+#include <thread>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "base/log.h"
+#include "base/note.h"
+#include "comm/rendezvous.h"
+
+namespace lockstep::comm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
+
+std::string text_of(const Call& call) { return fmt::format("#{} {}", call.number, call.what); }
+
+// c10d's exceptions carry a C++ stack trace behind their first lines; nobody who reads the error wants it.
+std::string message_of(const std::exception& error) {
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) return torch_error->what_without_backtrace();
+  return error.what();
+}
+
+bool mentions(const std::string& message, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(),
+                     [&](const char* word) { return message.find(word) != std::string::npos; });
+}
+
+// What each rank said last of where it waits. The process that hosts the store may be the one that hangs, and a request
+// to it cannot be given up; so the asking is left to a thread that nobody waits for.
+std::map<int, std::string> last_words(const ProcessGroup::Impl& group) {
+  auto promise = std::make_shared<std::promise<std::map<int, std::string>>>();
+  auto answer = promise->get_future();
+  std::thread([promise, store = group.store, world_size = group.world_size] {
+    std::map<int, std::string> words;
+    try {
+      for (int rank = 0; rank < world_size; ++rank) {
+        if (!store->check({waiting_key(rank)})) continue;
+        const auto value = store->get(waiting_key(rank));
+        words[rank] = std::string(value.begin(), value.end());
+      }
+    } catch (const std::exception& error) {
+      base::log_debug("the store does not answer: {}", error.what());
+    }
+    promise->set_value(std::move(words));
+  }).detach();
+  if (answer.wait_for(2s) != std::future_status::ready) return {};
+  return answer.get();
+}
+
+std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    if (!text.empty()) text += ", ";
+    text += group.ranks.at(rank).describe();
+  }
+  return text;
+}
+
+std::string missing_evidence(const ProcessGroup::Impl& group, const Call& call) {
+  const auto words = last_words(group);
+  std::vector<int> absent;
+  std::string elsewhere;
+  for (int rank = 0; rank < group.world_size; ++rank) {
+    if (rank == group.rank) continue;
+    const auto found = words.find(rank);
+    if (found == words.end()) {
+      absent.push_back(rank);
+    } else if (found->second != text_of(call)) {
+      elsewhere += fmt::format("; {} was waiting in {}", group.ranks.at(rank).describe(), found->second);
+    }
+  }
+  std::string text;
+  if (!absent.empty()) text = fmt::format("; not waiting in any collective: {}", list_ranks(group, absent));
+  return text + elsewhere;
+}
+
+}  // namespace
+
+void refuse_if_poisoned(ProcessGroup::Impl& group) {
+  const std::lock_guard lock(group.poison_mutex);
+  if (group.poison) base::throw_kind(group.poison->first, group.poison->second);
+}
+
+void report_waiting(ProcessGroup::Impl& group, const Call& call) {
+  try {
+    const std::string text = text_of(call);
+    group.store->set(waiting_key(group.rank), {text.begin(), text.end()});
+  } catch (const std::exception& error) {
+    base::log_debug("cannot leave word that this rank waits: {}", error.what());
+  }
+}
+
+void throw_failure(ProcessGroup::Impl& group, const Call& call) {
+  std::string message = "an unknown exception";
+  try {
+    throw;
+  } catch (const Error&) {
+    throw;  // ours already
+  } catch (const std::exception& error) {
+    message = message_of(error);
+  } catch (...) {
+  }
+
+  base::ErrorText text{.what = fmt::format("{} failed", call.what),
+                       .where = fmt::format("rank {}/{}, host {}, {}, collective #{}, backend {}", group.rank,
+                                            group.world_size, group.ranks.at(group.rank).host, group.name, call.number,
+                                            group.backend)};
+  std::string kind = "Error";
+  const auto gone = group.watch ? group.watch->gone() : std::vector<int>{};
+  if (!gone.empty()) {
+    kind = "PeerLostError";
+    text.evidence = fmt::format("{} has ended; the backend says: {}", list_ranks(group, gone), message);
+    text.hint = "look at the output of that rank: it ended first";
+  } else if (mentions(message, {"Timed out", "timed out", "timeout"})) {
+    kind = "TimeoutError";
+    text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}", group.timeout.count() / 1000.0,
+                                missing_evidence(group, call), message);
+    text.hint = "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
+                "but healthy job needs a longer InitOptions::timeout";
+  } else if (mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"})) {
+    kind = "PeerLostError";
+    text.evidence = fmt::format("a peer closed its connection: {}", message);
+    text.hint = "look at the output of the other ranks: one of them ended first";
+  } else {
+    text.evidence = message;
+  }
+  const std::string composed = base::compose(text);
+  {
+    const std::lock_guard lock(group.poison_mutex);
+    if (!group.poison) group.poison = {kind, composed};
+  }
+  base::write_note({kind, composed});
+  base::throw_kind(kind, composed);
+}
+
+}  // namespace lockstep::comm

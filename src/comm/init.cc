@@ -1,0 +1,153 @@
+// init_process_group and the default group.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <lockstep/process_group.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "base/log.h"
+#include "base/net.h"
+#include "base/note.h"
+#include "comm/environment.h"
+#include "comm/make_group.h"
+#include "comm/rendezvous.h"
+#include "comm/store.h"
+#include "comm/tune.h"
+
+namespace lockstep {
+
+namespace {
+
+using namespace comm;
+
+struct Default {
+  std::mutex mutex;
+  std::shared_ptr<ProcessGroup> group;
+  std::map<std::string, int> meetings;  // how often this process has met at each place
+};
+
+// Never destroyed: at exit the other ranks may still be talking, and a static object's destructor is no place to wait.
+Default& the_default() {
+  static auto* const instance = new Default;
+  return *instance;
+}
+
+// Who this process is, by the caller's word first and the environment's second.
+Identity identity_for(const InitOptions& options) {
+  if ((options.rank < 0) != (options.world_size < 0)) {
+    throw UsageError(base::compose(
+        {.what = "InitOptions says only half of who this process is",
+         .evidence = fmt::format("rank is {}, world_size is {}", options.rank, options.world_size),
+         .hint = "give both, or leave both at -1"}));
+  }
+  if (options.rank < 0) return identify(options.init_method == "env://" ? NeedMaster::Yes : NeedMaster::No);
+  if (options.rank >= options.world_size) {
+    throw UsageError(base::compose(
+        {.what = "this process's rank is not in its world",
+         .evidence = fmt::format("rank is {}, world_size is {}", options.rank, options.world_size),
+         .hint = "ranks go from 0 to world_size - 1"}));
+  }
+  Identity identity{.launcher = "InitOptions", .rank = options.rank, .world_size = options.world_size};
+  if (options.init_method == "env://") read_master(identity);
+  return identity;
+}
+
+void check_options(const InitOptions& options) {
+  if (options.timeout <= std::chrono::milliseconds(0)) {
+    throw UsageError(base::compose({.what = "InitOptions::timeout is not usable",
+                                    .evidence = fmt::format("it is {} ms", options.timeout.count()),
+                                    .hint = "give a positive time; there is no waiting without an end"}));
+  }
+}
+
+// What the launcher says of the machines counts; where it is silent, what the ranks see of each other.
+Placement placement_by(const Identity& identity, const std::vector<RankFacts>& ranks) {
+  auto placement = placement_of(identity.rank, ranks);
+  if (identity.local_rank) placement.local_rank = *identity.local_rank;
+  if (identity.local_world_size) placement.local_world_size = *identity.local_world_size;
+  if (identity.node_rank) placement.node_rank = *identity.node_rank;
+  if (identity.num_nodes) placement.num_nodes = *identity.num_nodes;
+  return placement;
+}
+
+std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Default& state) {
+  check_options(options);
+  const auto backend = choose_backend(options.backend);
+  const auto identity = identity_for(options);
+  base::set_log_rank(identity.rank, identity.world_size);
+  if (base::env_flag("LOCKSTEP_RUN", false)) {
+    // The launcher reads our output through a pipe. Line by line it arrives while it is news, and survives a crash.
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+  }
+  if (identity.world_size == 1) {
+    tune_process(0, {facts_of_this_process(0, 1)});
+    return make_world_of_one(options.timeout);
+  }
+
+  const auto deadline = base::Deadline::in(options.timeout);
+  const auto point = meeting_point(options.init_method, identity);
+  const auto root = open_store(point, identity, deadline);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("lockstep/{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++), root);
+  auto mine = facts_of_this_process(identity.rank, identity.world_size);
+  if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
+  const auto ranks = meet(*store, mine, deadline);
+  tune_process(identity.rank, ranks);
+  auto group =
+      make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks), store, deadline);
+  leave(*store, identity.rank, identity.world_size, deadline);
+  return group;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> init_process_group(InitOptions options) {
+  auto& state = the_default();
+  const std::lock_guard lock(state.mutex);
+  if (state.group) {
+    throw UsageError(base::compose({.what = "the default process group exists already",
+                                    .evidence = "init_process_group was called twice",
+                                    .hint = "use default_group(), or call destroy_process_group() first"}));
+  }
+  try {
+    state.group = make_default_group(options, state);
+  } catch (const Error& error) {
+    base::write_note({std::string(error.kind()), error.what()});
+    throw;
+  }
+  return state.group;
+}
+
+std::shared_ptr<ProcessGroup> default_group() {
+  auto& state = the_default();
+  const std::lock_guard lock(state.mutex);
+  if (!state.group) {
+    throw UsageError(base::compose({.what = "there is no default process group",
+                                    .evidence = "init_process_group has not been called in this process",
+                                    .hint = "call lockstep::init_process_group() first"}));
+  }
+  return state.group;
+}
+
+void destroy_process_group() {
+  auto& state = the_default();
+  const std::lock_guard lock(state.mutex);
+  state.group.reset();
+}
+
+int64_t get(std::string_view what) {
+  const auto group = default_group();
+  if (what == "ws") return group->world_size();
+  if (what == "rank" || what == "grank") return group->rank();
+  if (what == "lrank") return group->local_rank();
+  throw UsageError(base::compose({.what = fmt::format("get(\"{}\") has no answer", what),
+                                  .hint = "known are \"ws\", \"rank\", \"grank\" and \"lrank\""}));
+}
+
+}  // namespace lockstep

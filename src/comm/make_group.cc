@@ -1,0 +1,160 @@
+#include "comm/make_group.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <lockstep/error.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "base/log.h"
+#include "base/net.h"
+#include "comm/failure.h"
+#include "comm/rendezvous.h"
+#include "compat/gloo.h"
+
+namespace lockstep::comm {
+
+namespace {
+
+// The address at which the other ranks reach this one.
+std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
+  const auto& mine = ranks.at(rank);
+  const auto elsewhere = std::find_if(ranks.begin(), ranks.end(),
+                                      [&](const RankFacts& other) { return other.machine != mine.machine; });
+  if (elsewhere == ranks.end()) return "127.0.0.1";
+  if (const auto interface = base::env_string("GLOO_SOCKET_IFNAME")) return base::address_of_interface(*interface);
+  if (!mine.address.empty() && !base::is_loopback(mine.address)) return mine.address;
+  // Rank 0's machine reaches the meeting point, itself, over loopback: take the way to another machine instead.
+  const auto outward = elsewhere->address.empty() ? "" : base::address_towards(elsewhere->address, 1);
+  if (!outward.empty() && !base::is_loopback(outward)) return outward;
+  throw UsageError(base::compose(
+      {.what = "cannot tell at which address other machines reach this one",
+       .where = mine.describe(),
+       .evidence = fmt::format("the way to the meeting point starts at \"{}\"", mine.address),
+       .hint = "name the network interface in GLOO_SOCKET_IFNAME, or give MASTER_ADDR as an address that other machines "
+               "can reach"}));
+}
+
+std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
+  return std::make_shared<ProcessGroup>(std::move(impl));
+}
+
+std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<int> members) {
+  std::sort(members.begin(), members.end());
+  std::string problem;
+  if (members.empty()) problem = "no ranks were named";
+  if (std::adjacent_find(members.begin(), members.end()) != members.end()) problem = "a rank was named twice";
+  if (!members.empty() && (members.front() < 0 || members.back() >= parent.world_size)) {
+    problem = fmt::format("ranks go from 0 to {}", parent.world_size - 1);
+  }
+  if (problem.empty()) return members;
+  throw UsageError(base::compose({.what = "new_group cannot be done",
+                                  .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
+                                  .evidence = fmt::format("of the ranks [{}]: {}", fmt::join(members, ", "), problem),
+                                  .hint = "name each member once"}));
+}
+
+// All ranks of the parent come with the same list, or none gets a group.
+void agree_on_members(ProcessGroup::Impl& parent, c10d::Store& store, const std::vector<int>& members,
+                      base::Deadline deadline) {
+  const std::string mine = fmt::format("{}", fmt::join(members, ", "));
+  const auto lists = exchange(store, parent.rank, parent.world_size, mine, deadline);
+  for (int rank = 0; rank < parent.world_size; ++rank) {
+    if (lists[rank] == mine) continue;
+    throw MismatchError(base::compose(
+        {.what = "the ranks do not agree on the members of a new group",
+         .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
+         .evidence = fmt::format("{} names [{}], this rank [{}]", parent.ranks.at(rank).describe(), lists[rank], mine),
+         .hint = "every rank of the parent, member or not, must call new_group with the same ranks"}));
+  }
+}
+
+}  // namespace
+
+std::string choose_backend(const std::string& wanted) {
+  std::string why;
+  if (wanted == "auto" || wanted == "gloo") {
+    if (compat::has_gloo()) return "gloo";
+    why = "this LibTorch was built without Gloo";
+  } else if (wanted == "shm" || wanted == "hybrid" || wanted == "nccl") {
+    why = "this build of lockstep does not have it";
+  } else {
+    why = "no backend has this name";
+  }
+  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" is not available", wanted),
+                                  .evidence = why + "; there is: " + (compat::has_gloo() ? "gloo" : "none"),
+                                  .hint = "leave InitOptions::backend at \"auto\""}));
+}
+
+std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout) {
+  auto impl = std::make_shared<ProcessGroup::Impl>();
+  impl->name = "world of one";
+  impl->backend = "single";
+  impl->timeout = timeout;
+  impl->ranks = {facts_of_this_process(0, 1)};
+  return wrap(std::move(impl));
+}
+
+std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
+                                         std::vector<RankFacts> ranks, const Placement& placement,
+                                         c10::intrusive_ptr<c10d::Store> store, base::Deadline deadline) {
+  auto impl = std::make_shared<ProcessGroup::Impl>();
+  impl->name = std::move(name);
+  impl->backend = backend;
+  impl->rank = rank;
+  impl->world_size = static_cast<int>(ranks.size());
+  impl->placement = placement;
+  impl->timeout = deadline.budget();
+  impl->ranks = std::move(ranks);
+  impl->watch.emplace(rank, impl->ranks);
+  impl->store = std::move(store);
+  const auto address = own_address(rank, impl->ranks);
+  try {
+    impl->c10d = compat::make_gloo(c10::make_intrusive<c10d::PrefixStore>("c10d", impl->store), rank, impl->world_size,
+                                   deadline.budget(), address);
+  } catch (...) {
+    throw_failure(*impl, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
+  }
+  base::log_debug("{}: rank {} of {}, backend {}, address {}", impl->name, rank, impl->world_size, backend, address);
+  return wrap(std::move(impl));
+}
+
+std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks) {
+  refuse_if_poisoned(parent);
+  const auto members = checked_members(parent, ranks);
+  if (parent.world_size == 1) return make_world_of_one(parent.timeout);
+
+  const auto deadline = base::Deadline::in(parent.timeout);
+  const int number = parent.subgroups++;
+  auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("group{}", number), parent.store);
+  agree_on_members(parent, *store, members, deadline);
+
+  std::shared_ptr<ProcessGroup> group;
+  const auto mine = std::find(members.begin(), members.end(), parent.rank);
+  if (mine != members.end() && members.size() == 1) {
+    group = make_world_of_one(parent.timeout);
+  } else if (mine != members.end()) {
+    std::vector<RankFacts> facts;
+    for (const int member : members) facts.push_back(parent.ranks.at(member));
+    const int rank = static_cast<int>(mine - members.begin());
+    group = make_group(fmt::format("group {} of ranks {} of {}", number, describe_ranks(members), parent.name),
+                       parent.backend, rank, facts, placement_of(rank, facts), store, deadline);
+  }
+  leave(*store, parent.rank, parent.world_size, deadline);
+  return group;
+}
+
+c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {
+  if (!group.c10d) {
+    group.c10d = compat::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, group.timeout, "127.0.0.1");
+  }
+  return group.c10d;
+}
+
+}  // namespace lockstep::comm

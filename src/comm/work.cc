@@ -1,0 +1,58 @@
+#include <lockstep/work.h>
+
+#include "comm/work_state.h"
+
+namespace lockstep {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// After this long a wait is slow enough to leave word of it in the store.
+constexpr auto kSlowWait = 1s;
+
+void wait_for_backend(Work::State& state) {
+  if (!state.point_to_point) {
+    try {
+      state.c10d->wait(kSlowWait);
+      return;
+    } catch (const std::exception&) {
+      if (state.c10d->isCompleted()) throw;  // failed, rather than slow
+    }
+    comm::report_waiting(*state.group, state.call);
+  }
+  state.c10d->wait();
+}
+
+}  // namespace
+
+void Work::wait() {
+  if (!state_) return;
+  if (state_->error) std::rethrow_exception(state_->error);
+  if (!state_->c10d) return;
+  try {
+    try {
+      wait_for_backend(*state_);
+    } catch (...) {
+      comm::throw_failure(*state_->group, state_->call);
+    }
+    if (state_->finish) state_->finish();
+  } catch (...) {
+    state_->error = std::current_exception();
+    throw;
+  }
+  state_->c10d.reset();
+  state_->finish = nullptr;
+  state_->travelling.clear();
+}
+
+bool Work::is_done() const {
+  return !state_ || state_->error || !state_->c10d || state_->c10d->isCompleted();
+}
+
+std::vector<at::Tensor> Work::result() {
+  wait();
+  return state_ ? state_->result : std::vector<at::Tensor>{};
+}
+
+}  // namespace lockstep

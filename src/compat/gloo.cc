@@ -1,0 +1,34 @@
+#include "compat/gloo.h"
+
+#include <lockstep/error.h>
+
+#ifdef USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#endif
+
+namespace lockstep::compat {
+
+#ifdef USE_C10D_GLOO
+
+bool has_gloo() { return true; }
+
+c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                           std::chrono::milliseconds timeout, const std::string& address) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->threads = 2;  // as Python's torch.distributed: two collectives can be under way at a time
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+}
+
+#else
+
+bool has_gloo() { return false; }
+
+c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds,
+                                           const std::string&) {
+  throw UsageError("this LibTorch was built without Gloo\nhint: use a LibTorch built with USE_GLOO, such as Debian's");
+}
+
+#endif
+
+}  // namespace lockstep::compat
