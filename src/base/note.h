@@ -14,6 +14,8 @@ namespace lockstep::base {
 struct Note {
   std::string kind;     // Error::kind(), or the C++ type of a foreign exception
   std::string message;  // what()
+
+  bool operator==(const Note&) const = default;
 };
 
 // Async-signal-unsafe, never throws. The first note of a process is the one that counts.

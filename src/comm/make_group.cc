@@ -64,15 +64,14 @@ std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<i
 void agree_on_members(ProcessGroup::Impl& parent, c10d::Store& store, const std::vector<int>& members,
                       base::Deadline deadline) {
   const std::string mine = fmt::format("{}", fmt::join(members, ", "));
-  const auto lists = exchange(store, parent.rank, parent.world_size, mine, deadline);
-  for (int rank = 0; rank < parent.world_size; ++rank) {
-    if (lists[rank] == mine) continue;
+  exchange(store, parent.rank, parent.world_size, mine, deadline, [&](int rank, const std::string& theirs) {
+    if (theirs == mine) return;
     throw MismatchError(base::compose(
         {.what = "the ranks do not agree on the members of a new group",
          .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
-         .evidence = fmt::format("{} names [{}], this rank [{}]", parent.ranks.at(rank).describe(), lists[rank], mine),
+         .evidence = fmt::format("{} names [{}], this rank [{}]", parent.ranks.at(rank).describe(), theirs, mine),
          .hint = "every rank of the parent, member or not, must call new_group with the same ranks"}));
-  }
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <thread>
@@ -39,12 +40,38 @@ bool poll_until(base::Deadline deadline, const std::function<bool()>& done) {
 
 std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
 std::string said_key(int rank) { return fmt::format("said/{}", rank); }
-constexpr const char* kAbortKey = "abort";
+constexpr const char* kVerdictKey = "verdict";
 
-// Ends the meeting for everybody.
-[[noreturn]] void abort_meeting(c10d::Store& store, const std::string& message) {
-  store.set(kAbortKey, bytes(message));
-  throw MismatchError(message);
+// Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment until the
+// `arrived` ranks have heard it.
+[[noreturn]] void give_up(c10d::Store& store, int rank, int64_t arrived, const std::string& kind,
+                          const std::string& message) {
+  if (!store.check({kVerdictKey})) store.set(kVerdictKey, bytes(kind + "\n" + message));
+  store.add("farewell", 1);
+  if (rank == 0) poll_until(base::Deadline::in(2s), [&] { return store.add("farewell", 0) >= arrived; });
+  base::throw_kind(kind, message);
+}
+
+void hear_verdict(c10d::Store& store) {
+  const auto verdict = look(store, kVerdictKey);
+  if (!verdict) return;
+  const auto end = verdict->find('\n');
+  base::throw_kind(verdict->substr(0, end), verdict->substr(end + 1));
+}
+
+// Runs one rank's part of a meeting. What goes wrong in the store itself means that its host is gone.
+template <class Part>
+auto take_part(int rank, int world_size, Part&& part) {
+  try {
+    return part();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerLostError(base::compose({.what = "the store where the ranks meet is gone",
+                                       .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
+                                       .evidence = error.what(),
+                                       .hint = "look at the output of rank 0, which hosts it"}));
+  }
 }
 
 void claim(c10d::Store& store, const RankFacts& mine) {
@@ -55,20 +82,56 @@ void claim(c10d::Store& store, const RankFacts& mine) {
     if (text) first = decode_facts(*text).describe();
     return text.has_value();
   });
-  abort_meeting(
-      store,
-      base::compose({.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
-                     .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
-                     .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
-                             "file:// meeting point must be new for each job"}));
+  give_up(store, mine.rank, 0, "MismatchError",
+          base::compose({.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
+                         .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
+                         .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
+                                 "file:// meeting point must be new for each job"}));
 }
 
-void check_world(c10d::Store& store, const RankFacts& mine, const RankFacts& other) {
+void check_world(const RankFacts& mine, const RankFacts& other) {
   if (other.world_size == mine.world_size) return;
-  abort_meeting(store, base::compose({.what = "the ranks do not agree how many they are",
-                                      .evidence = fmt::format("{} says {}, {} says {}", mine.describe(),
-                                                              mine.world_size, other.describe(), other.world_size),
-                                      .hint = "give every process the same WORLD_SIZE"}));
+  throw MismatchError(base::compose({.what = "the ranks do not agree how many they are",
+                                     .evidence = fmt::format("{} says {}, {} says {}", mine.describe(), mine.world_size,
+                                                             other.describe(), other.world_size),
+                                     .hint = "give every process the same WORLD_SIZE"}));
+}
+
+std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, base::Deadline deadline,
+                                 const Heard& heard) {
+  std::vector<std::optional<std::string>> seen(world_size);
+  const auto look_for = [&](int other) {
+    if (seen[other]) return true;
+    seen[other] = look(store, said_key(other));
+    if (seen[other] && heard) heard(other, *seen[other]);
+    return seen[other].has_value();
+  };
+  std::vector<int> missing;
+  try {
+    int next = 0;
+    const bool complete = poll_until(deadline, [&] {
+      hear_verdict(store);
+      while (next < world_size && look_for(next)) ++next;
+      return next == world_size;
+    });
+    for (int other = 0; other < world_size && !complete; ++other) {
+      if (!look_for(other)) missing.push_back(other);
+    }
+    if (!missing.empty()) {
+      throw TimeoutError(base::compose(
+          {.what = fmt::format("not all ranks arrived within {:.1f} s", deadline.budget().count() / 1000.0),
+           .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
+           .evidence = fmt::format("missing: rank {} ({} of {} are here)", describe_ranks(missing),
+                                   world_size - missing.size(), world_size),
+           .hint = "look at the output of the missing ranks; a slow start needs a longer InitOptions::timeout"}));
+    }
+  } catch (const Error& error) {
+    const auto arrived = std::count_if(seen.begin(), seen.end(), [](const auto& said) { return said.has_value(); });
+    give_up(store, rank, arrived, std::string(error.kind()), error.what());
+  }
+  std::vector<std::string> all;
+  for (auto& said : seen) all.push_back(std::move(*said));
+  return all;
 }
 
 }  // namespace
@@ -87,51 +150,27 @@ std::string describe_ranks(const std::vector<int>& sorted_ranks) {
 
 std::vector<std::string> exchange(c10d::Store& store, int rank, int world_size, const std::string& said,
                                   base::Deadline deadline, const Heard& heard) {
-  store.set(said_key(rank), bytes(said));
-  std::vector<std::optional<std::string>> seen(world_size);
-  const auto look_for = [&](int other) {
-    if (seen[other]) return true;
-    seen[other] = look(store, said_key(other));
-    if (seen[other] && heard) heard(*seen[other]);
-    return seen[other].has_value();
-  };
-  int next = 0;
-  const bool complete = poll_until(deadline, [&] {
-    if (const auto message = look(store, kAbortKey)) throw MismatchError(*message);
-    while (next < world_size && look_for(next)) ++next;
-    return next == world_size;
+  return take_part(rank, world_size, [&] {
+    store.set(said_key(rank), bytes(said));
+    return collect(store, rank, world_size, deadline, heard);
   });
-
-  std::vector<int> missing;
-  for (int other = 0; other < world_size && !complete; ++other) {
-    if (!look_for(other)) missing.push_back(other);
-  }
-  if (!missing.empty()) {
-    throw TimeoutError(base::compose(
-        {.what = fmt::format("not all ranks arrived within {:.1f} s", deadline.budget().count() / 1000.0),
-         .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
-         .evidence = fmt::format("missing: rank {} ({} of {} are here)", describe_ranks(missing),
-                                 world_size - missing.size(), world_size),
-         .hint = "look at the output of the missing ranks; a slow start needs a longer InitOptions::timeout"}));
-  }
-  std::vector<std::string> all;
-  for (auto& text : seen) all.push_back(std::move(*text));
-  return all;
 }
 
 std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Deadline deadline) {
-  claim(store, mine);
+  take_part(mine.rank, mine.world_size, [&] { claim(store, mine); });
   std::vector<RankFacts> ranks;
-  const auto said = exchange(store, mine.rank, mine.world_size, encode_facts(mine), deadline,
-                             [&](const std::string& text) { check_world(store, mine, decode_facts(text)); });
+  const auto said =
+      exchange(store, mine.rank, mine.world_size, encode_facts(mine), deadline,
+               [&](int, const std::string& facts) { check_world(mine, decode_facts(facts)); });
   for (const auto& text : said) ranks.push_back(decode_facts(text));
   return ranks;
 }
 
 void leave(c10d::Store& store, int rank, int world_size, base::Deadline deadline) {
-  const auto left = store.add("left", 1);
-  if (rank != 0 || left == world_size) return;
-  poll_until(deadline, [&] { return store.add("left", 0) >= world_size; });
+  take_part(rank, world_size, [&] {
+    const auto left = store.add("left", 1);
+    if (rank == 0 && left < world_size) poll_until(deadline, [&] { return store.add("left", 0) >= world_size; });
+  });
 }
 
 }  // namespace lockstep::comm

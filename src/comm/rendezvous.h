@@ -19,9 +19,9 @@ namespace lockstep::comm {
 // `store` must be fresh for this meeting (a PrefixStore).
 std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Deadline deadline);
 
-// Every rank says something and hears what all say, by rank. `heard` is called as each arrives and may throw. Throws
-// TimeoutError naming the ranks that are missing. `store` must be fresh, as above.
-using Heard = std::function<void(const std::string& said)>;
+// Every rank says something and hears what all say, by rank. `heard` is called as each arrives; what it throws ends the
+// exchange for everybody. Throws TimeoutError naming the ranks that are missing. `store` must be fresh, as above.
+using Heard = std::function<void(int rank, const std::string& said)>;
 std::vector<std::string> exchange(c10d::Store& store, int rank, int world_size, const std::string& said,
                                   base::Deadline deadline, const Heard& heard = {});
 

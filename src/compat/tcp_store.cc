@@ -2,16 +2,20 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <filesystem>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/version.h>
 
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/env.h"
 #include "base/error_text.h"
 #include "base/net.h"
@@ -64,6 +68,19 @@ c10::intrusive_ptr<c10d::Store> host_tcp_store(base::Fd listener, std::chrono::m
 
 #else
 
+// Until the store has accepted the connections it made to itself: closing a socket resets those that still wait.
+void wait_until_all_accepted(int listening) {
+  const auto deadline = base::Deadline::in(std::chrono::seconds(10));
+  for (;;) {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    // For a listening socket, this field counts the connections that nobody has accepted yet.
+    if (::getsockopt(listening, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_unacked == 0) return;
+    if (deadline.expired()) throw TimeoutError("the store that was just opened does not accept its own connections");
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
 // LibTorch 1.13 opens the store's socket itself, always on all interfaces. So let it open any port, and put ours in the
 // place of its socket: the store's thread knows the socket by its descriptor only, and dup3 exchanges what a descriptor
 // stands for in one step. The thread is waiting in poll() at that moment, on the old socket; the call that
@@ -73,6 +90,7 @@ c10::intrusive_ptr<c10d::Store> host_tcp_store(base::Fd listener, std::chrono::m
   options.isServer = true;
   auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   const int theirs = listening_descriptor(store->getPort());
+  wait_until_all_accepted(theirs);
   ::fcntl(listener.get(), F_SETFL, ::fcntl(theirs, F_GETFL));
   if (::dup3(listener.get(), theirs, O_CLOEXEC) < 0) {
     throw SystemError(base::compose({.what = "cannot move the store to its port",

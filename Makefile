@@ -1,0 +1,84 @@
+# The commands that people type. Each installs what it needs from Debian's packages (scripts/setup says what and why),
+# configures, builds and runs; a second run starts at once.
+#
+#   make demo          train something small, with one process and with two
+#   make test          build everything and run all tests
+#   make install       install lockstep below PREFIX (/usr/local)
+#   make format lint   clang-format in place; clang-tidy
+#   make help          this list, and the rest
+#
+# An official LibTorch instead of Debian's:  make test CMAKE_FLAGS=-DCMAKE_PREFIX_PATH=/path/to/libtorch
+
+PRESET ?= release
+BUILD := build/$(PRESET)
+PREFIX ?= /usr/local
+CMAKE_FLAGS ?=
+JOBS ?= $(shell nproc)
+# Debian's python3-torch and openmpi-bin serve the tests that compare with them and start under them.
+SOURCES = $(shell git ls-files '*.cc' '*.h')
+
+.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '4,12p'
+	@echo "  make build         build everything"
+	@echo "  make test-asan     the tests under the address and undefined-behaviour sanitizers"
+	@echo "  make test-tsan     the tests under the thread sanitizer"
+	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
+	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
+	@echo "  make clean         remove build/"
+
+setup:
+	@scripts/setup build
+
+configure: setup
+	@[ -f $(BUILD)/build.ninja ] || cmake --preset $(PRESET) $(CMAKE_FLAGS)
+
+build: configure
+	@cmake --build $(BUILD) --parallel $(JOBS)
+
+demo: configure
+	@cmake --build $(BUILD) --parallel $(JOBS) --target demo lockstep_cli
+	@scripts/demo $(BUILD)
+
+test:
+	@scripts/setup build test
+	@$(MAKE) --no-print-directory build
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel $(JOBS)
+
+test-asan:
+	@scripts/setup build test
+	@$(MAKE) --no-print-directory PRESET=asan build
+	@ASAN_OPTIONS=detect_leaks=0:new_delete_type_mismatch=0 UBSAN_OPTIONS=halt_on_error=1 \
+	  ctest --test-dir build/asan --output-on-failure --no-tests=error --label-exclude package
+
+test-tsan:
+	@scripts/setup build test
+	@$(MAKE) --no-print-directory PRESET=tsan build
+	@TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+	  ctest --test-dir build/tsan --output-on-failure --no-tests=error --label-exclude package
+
+test-slurm: build
+	@scripts/setup slurm
+	@tests/launchers/slurm $(CURDIR)/$(BUILD)
+
+bench-heap: configure
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
+	@$(BUILD)/bench/heap/bench_heap
+
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+format:
+	@scripts/setup lint
+	@clang-format -i $(SOURCES)
+
+format-check:
+	@clang-format --dry-run -Werror $(SOURCES)
+
+lint: configure
+	@scripts/setup lint
+	@run-clang-tidy -quiet -p $(BUILD) '$(CURDIR)/src/.*\.cc$$'
+
+clean:
+	@rm -rf build

@@ -1,0 +1,94 @@
+#include "launch/descendants.h"
+
+#include <cctype>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <memory>
+#include <set>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <unordered_map>
+
+#include "base/deadline.h"
+#include "base/fd.h"
+
+namespace lockstep::launch {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// The parent of `pid`, or 0 when it is gone or a zombie.
+pid_t living_parent_of(const char* pid) {
+  const std::string path = std::string("/proc/") + pid + "/stat";
+  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  char text[512];
+  const ssize_t size = file ? ::read(file.get(), text, sizeof text - 1) : -1;
+  if (size <= 0) return 0;
+  text[size] = '\0';
+  // "pid (name) state ppid …"; the name may hold anything, also spaces and brackets.
+  const char* after_name = std::strrchr(text, ')');
+  if (after_name == nullptr || std::strlen(after_name) < 4) return 0;
+  const char state = after_name[2];
+  return state == 'Z' || state == 'X' ? 0 : static_cast<pid_t>(std::atol(after_name + 4));
+}
+
+// False when this process has no children at all.
+bool reap_children() {
+  for (;;) {
+    const pid_t pid = ::waitpid(-1, nullptr, WNOHANG);
+    if (pid < 0) return false;
+    if (pid == 0) return true;
+  }
+}
+
+}  // namespace
+
+void become_subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
+
+std::vector<pid_t> descendants() {
+  std::unordered_multimap<pid_t, pid_t> children_of;
+  const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = proc ? ::readdir(proc.get()) : nullptr) {
+    if (!std::isdigit(static_cast<unsigned char>(entry->d_name[0]))) continue;
+    if (const pid_t parent = living_parent_of(entry->d_name)) {
+      children_of.emplace(parent, static_cast<pid_t>(std::atol(entry->d_name)));
+    }
+  }
+  std::vector<pid_t> found{::getpid()};
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto [first, last] = children_of.equal_range(found[i]);
+    for (auto child = first; child != last; ++child) found.push_back(child->second);
+  }
+  found.erase(found.begin());
+  return found;
+}
+
+size_t end_descendants(std::chrono::milliseconds grace) {
+  std::set<pid_t> signalled;
+  const auto polite = base::Deadline::in(grace);
+  const auto give_up = base::Deadline::in(grace + 10s);
+  std::set<pid_t> asked;
+  // Being a subreaper, a process without children has no descendants either.
+  while (reap_children() && !give_up.expired()) {
+    const bool kill = polite.expired();
+    for (const pid_t pid : descendants()) {
+      if (kill) {
+        ::kill(pid, SIGKILL);
+      } else if (asked.insert(pid).second) {
+        ::kill(pid, SIGTERM);
+      }
+      signalled.insert(pid);
+    }
+    std::this_thread::sleep_for(2ms);
+  }
+  return signalled.size();
+}
+
+}  // namespace lockstep::launch

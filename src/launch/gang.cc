@@ -1,0 +1,156 @@
+#include "launch/gang.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "base/host.h"
+#include "launch/descendants.h"
+
+namespace lockstep::launch {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+std::optional<base::Note> read_note(const base::Fd& pipe) {
+  char bytes[8192];
+  const ssize_t size = ::read(pipe.get(), bytes, sizeof bytes);
+  if (size <= 0) return std::nullopt;
+  return base::decode_note({bytes, static_cast<size_t>(size)});
+}
+
+tuning::Switches switches_for(const RunOptions& options) {
+  auto switches = tuning::switches_from_environment();
+  if (!options.bind) switches.bind = false;
+  if (!options.heap) switches.heap = false;
+  if (options.threads) switches.threads = options.threads;
+  return switches;
+}
+
+}  // namespace
+
+Gang::Gang(const RunOptions& options, const Signals& signals, Output& output)
+    : options_(options),
+      signals_(signals),
+      output_(output),
+      inherited_(own_environment()),
+      switches_(switches_for(options)),
+      topology_(tuning::read_topology(tuning::affinity_of())) {
+  // From whoever started us; a worker gets its own.
+  std::erase_if(inherited_, [](const auto& entry) { return entry.starts_with("LOCKSTEP_NOTE_FD="); });
+}
+
+WorkerSpec Gang::spec_for(const Membership& membership, const std::string& path, int local_rank,
+                          int attempt) const {
+  Variables variables = variables_of({.rank = membership.first_rank() + local_rank,
+                                      .world_size = membership.world_size(),
+                                      .local_rank = local_rank,
+                                      .local_world_size = membership.nproc(),
+                                      .node_rank = membership.node_rank(),
+                                      .nnodes = membership.nnodes(),
+                                      .master_addr = membership.master_addr,
+                                      .master_port = membership.master_port,
+                                      .attempt = attempt,
+                                      .max_restarts = membership.welcome.max_restarts,
+                                      .run_id = options_.run_id});
+  variables.emplace_back("LOCKSTEP_RUN", "1");
+  // Text in a pipe would come in large blocks otherwise, and be lost when the interpreter is killed.
+  if (!base::env_string("PYTHONUNBUFFERED")) variables.emplace_back("PYTHONUNBUFFERED", "1");
+  // init_process_group tunes the process too, and must know what was switched off.
+  if (!options_.bind) variables.emplace_back("LOCKSTEP_BIND", "0");
+  if (!options_.heap) variables.emplace_back("LOCKSTEP_HEAP", "0");
+  if (options_.threads) variables.emplace_back("LOCKSTEP_THREADS", std::to_string(*options_.threads));
+  const auto plan = tuning::plan_on(topology_, local_rank, membership.nproc(), switches_);
+  for (const auto& variable : tuning::environment_of(plan)) variables.push_back(variable);
+  return {.path = path,
+          .arguments = options_.command,
+          .environment = merge(inherited_, variables),
+          .cpus = plan.cpus};
+}
+
+void Gang::start(const Membership& membership, const std::string& path, int attempt) {
+  std::vector<std::shared_ptr<RankLog>> logs(static_cast<size_t>(membership.nproc()));
+  if (!options_.log_dir.empty()) {
+    for (size_t i = 0; i < logs.size(); ++i) {
+      logs[i] = std::make_shared<RankLog>(
+          fmt::format("{}/rank_{}.log", options_.log_dir, membership.first_rank() + static_cast<int>(i)),
+          attempt);
+    }
+  }
+  try {
+    for (int local_rank = 0; local_rank < membership.nproc(); ++local_rank) {
+      auto worker = start_worker(spec_for(membership, path, local_rank, attempt), signals_);
+      const int rank = membership.first_rank() + local_rank;
+      const int tee = options_.log_dir.empty() ? 3 : options_.tee.of(local_rank);
+      output_.attach(rank, std::move(worker.out), std::move(worker.err), tee,
+                     logs[static_cast<size_t>(local_rank)]);
+      running_.emplace(worker.pid, Running{rank, local_rank, std::move(worker.note)});
+    }
+  } catch (...) {
+    running_.clear();
+    end_descendants(0ms);
+    throw;
+  }
+}
+
+std::vector<int> Gang::running_ranks() const {
+  std::vector<int> ranks;
+  for (const auto& [pid, worker] : running_) ranks.push_back(worker.rank);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+void Gang::signal_groups(int signal) {
+  for (const auto& [pid, worker] : running_) {
+    ::kill(-pid, signal);
+    // One that is stopped (Ctrl-Z) must run to be able to end.
+    if (is_stop_signal(signal)) ::kill(-pid, SIGCONT);
+  }
+}
+
+void Gang::signal_workers(int signal) {
+  for (const auto& [pid, worker] : running_) ::kill(pid, signal);
+}
+
+std::vector<Failure> Gang::reap() {
+  std::vector<Failure> failures;
+  for (;;) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid <= 0) return failures;
+    const auto found = running_.find(pid);
+    if (found == running_.end()) continue;  // a grandchild that lost its parent
+    const Running worker = std::move(found->second);
+    running_.erase(found);
+    if (succeeded(status)) continue;
+    failures.push_back({.rank = worker.rank,
+                        .local_rank = worker.local_rank,
+                        .host = base::host_name(),
+                        .pid = pid,
+                        .wait_status = status,
+                        .note = read_note(worker.note)});
+  }
+}
+
+void prepare_log_dir(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error && ::access(path.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (!error && !std::filesystem::is_directory(path))
+    error = std::make_error_code(std::errc::not_a_directory);
+  if (error) {
+    throw SystemError(base::compose({.what = fmt::format("cannot write log files to {}", path),
+                                     .evidence = base::errno_text(error.value()),
+                                     .hint = "choose another --log-dir"}));
+  }
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,94 @@
+#include "launch/guard.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "launch/descendants.h"
+#include "launch/verdict.h"
+
+namespace lockstep::launch {
+
+namespace {
+
+using base::compose;
+using base::errno_text;
+using base::Fd;
+
+// True when `agent` is among the children that have ended; its status goes to `wait_status`.
+bool reap(pid_t agent, int& wait_status) {
+  bool agent_ended = false;
+  for (;;) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid <= 0) return agent_ended;
+    if (pid == agent) {
+      agent_ended = true;
+      wait_status = status;
+    }
+  }
+}
+
+int watch(pid_t agent, const Signals& signals) {
+  int wait_status = 0;
+  for (;;) {
+    siginfo_t info{};
+    const int signal = ::sigwaitinfo(&signals.waited_for(), &info);
+    if (signal < 0) continue;  // interrupted
+    if (signal == SIGCHLD) {
+      if (reap(agent, wait_status)) break;
+      continue;
+    }
+    ::kill(agent, signal);
+    // The agent has stopped the workers but goes on itself; we stop, and the shell shows its prompt.
+    if (signal == SIGTSTP) ::raise(SIGSTOP);
+  }
+  const size_t ended = end_descendants(std::chrono::milliseconds(0));
+  if (WIFSIGNALED(wait_status)) {
+    fmt::print(stderr,
+               "lockstep run: the agent of this job (pid {}) {}: {} process(es) that it left were ended\n",
+               agent, describe_end(wait_status), ended);
+    const auto hint = hint_for_end(wait_status);
+    if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
+  }
+  return exit_status(wait_status);
+}
+
+}  // namespace
+
+int run_guarded(const std::function<int(GuardedContext)>& agent) {
+  become_subreaper();
+  Signals signals = Signals::take_over();
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    throw SystemError(compose({.what = "cannot make a pipe", .evidence = errno_text(errno)}));
+  }
+  Fd read_end(ends[0]);
+  Fd write_end(ends[1]);
+
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    throw SystemError(compose({.what = "cannot start the agent of this job",
+                               .evidence = errno_text(errno),
+                               .hint = "compare ulimit -u with the number of running processes"}));
+  }
+  if (pid == 0) {
+    write_end.reset();
+    ::setpgid(0, 0);
+    become_subreaper();  // fork does not pass it on
+    ::_exit(agent(GuardedContext{signals, std::move(read_end)}));
+  }
+  ::setpgid(pid, pid);
+  read_end.reset();
+  // `write_end` stays open as long as this process lives; that is all it is for.
+  return watch(pid, signals);
+}
+
+}  // namespace lockstep::launch

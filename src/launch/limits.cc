@@ -1,0 +1,103 @@
+#include "launch/limits.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "launch/control.h"
+#include "tuning/topology.h"
+
+namespace lockstep::launch {
+
+namespace {
+
+using base::compose;
+
+// stdout, stderr, note; and four more while one is being started.
+constexpr rlim_t kFilesPerWorker = 3;
+constexpr rlim_t kFilesBesides = 64;
+
+rlimit files_before{RLIM_INFINITY, RLIM_INFINITY};
+bool files_raised = false;
+
+}  // namespace
+
+int available_cores() { return tuning::read_topology(tuning::affinity_of()).usable_cores(); }
+
+int available_gpus() {
+  int devices = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("nvidia") && name.size() > 6 &&
+        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c); })) {
+      ++devices;
+    }
+  }
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    const std::string list = visible;
+    const auto entries = list.empty() ? 0 : std::count(list.begin(), list.end(), ',') + 1;
+    return list.starts_with('-') ? 0 : std::min(devices, static_cast<int>(entries));
+  }
+  return devices;
+}
+
+int parse_nproc(const std::string& text) {
+  if (text == "cpu") return available_cores();
+  if (text == "auto" || text == "gpu") {
+    const int gpus = available_gpus();
+    if (gpus > 0) return gpus;
+    if (text == "auto") return available_cores();
+    throw UsageError(
+        compose({.what = "--nproc-per-node gpu",
+                 .evidence = "there is no GPU that this process may use",
+                 .hint = "--nproc-per-node auto takes the GPUs if there are any, else the cores"}));
+  }
+  const auto number = base::parse_int(text);
+  if (!number || *number < 1 || *number > kMostWorkersPerNode) {
+    throw UsageError(compose(
+        {.what = fmt::format("--nproc-per-node \"{}\" is not usable", text),
+         .evidence =
+             fmt::format("it must be a number from 1 to {}, or auto, cpu or gpu", kMostWorkersPerNode),
+         .hint = fmt::format("this machine has {} core(s); --nproc-per-node auto starts one worker on each",
+                             available_cores())}));
+  }
+  return static_cast<int>(*number);
+}
+
+void make_room_for(int nproc) {
+  const auto workers = static_cast<rlim_t>(nproc);
+  rlimit processes{};
+  // Root is exempt from this one.
+  if (::geteuid() != 0 && ::getrlimit(RLIMIT_NPROC, &processes) == 0 && processes.rlim_cur < workers) {
+    throw UsageError(compose({.what = fmt::format("cannot start {} workers", nproc),
+                              .evidence = fmt::format("this user may run {} processes", processes.rlim_cur),
+                              .hint = "raise ulimit -u, or start fewer"}));
+  }
+  const rlim_t needed = workers * kFilesPerWorker + kFilesBesides;
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return;
+  if (files.rlim_max < needed) {
+    throw UsageError(compose(
+        {.what = fmt::format("cannot start {} workers", nproc),
+         .evidence = fmt::format("they need {} open files, and {} are allowed", needed, files.rlim_max),
+         .hint = "raise ulimit -n, or start fewer"}));
+  }
+  files_before = files;
+  files.rlim_cur = needed;
+  files_raised = ::setrlimit(RLIMIT_NOFILE, &files) == 0;
+}
+
+void restore_limits() {
+  if (files_raised) ::setrlimit(RLIMIT_NOFILE, &files_before);
+}
+
+}  // namespace lockstep::launch

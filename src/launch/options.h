@@ -1,0 +1,43 @@
+// What `lockstep run` was asked to do.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+// torchrun's --tee: 0 none, 1 stdout, 2 stderr, 3 both; for all workers or by local rank.
+struct Tee {
+  int all = 3;
+  std::map<int, int> by_local_rank;  // when not empty, workers that are not in it show nothing
+
+  int of(int local_rank) const {
+    if (by_local_rank.empty()) return all;
+    const auto found = by_local_rank.find(local_rank);
+    return found != by_local_rank.end() ? found->second : 0;
+  }
+};
+
+struct RunOptions {
+  int nproc = 1;
+  int nnodes = 1;
+  std::optional<int> node_rank;
+  std::string address;  // of node 0; empty for a job of one node
+  uint16_t port = 0;    // 0: choose a free one (one node only)
+  std::string run_id = "none";
+  int max_restarts = 0;
+  std::string log_dir;  // empty: no log files
+  Tee tee;
+  std::chrono::milliseconds grace{};
+  std::chrono::milliseconds timeout{};
+  bool bind = true;
+  bool heap = true;
+  std::optional<int> threads;
+  std::vector<std::string> command;  // the program and its arguments
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,24 @@
+// What the user reads when a rank has failed. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/verdict.h"
+
+namespace lockstep::launch {
+
+struct ReportContext {
+  int world_size = 1;
+  int attempt = 0;
+  int max_restarts = 0;
+  std::vector<int> stopping;  // ranks of this node that were still running
+  std::string log_dir;
+};
+
+std::string failure_report(const Failure& failure, const ReportContext& context);
+
+// "0-3, 5"
+std::string rank_ranges(const std::vector<int>& ranks);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,293 @@
+// spawn(): the ranks of a job as forked children of the calling thread.
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cxxabi.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <iostream>
+#include <memory>
+#include <poll.h>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <thread>
+#include <typeinfo>
+#include <unistd.h>
+#include <vector>
+
+#include <lockstep/error.h>
+#include <lockstep/spawn.h>
+
+#include "base/deadline.h"
+#include "base/error_text.h"
+#include "base/fd.h"
+#include "base/host.h"
+#include "base/note.h"
+#include "base/port.h"
+#include "launch/control.h"
+#include "launch/environment.h"
+#include "launch/verdict.h"
+
+namespace lockstep {
+
+namespace {
+
+using namespace std::chrono_literals;
+using base::compose;
+using base::Deadline;
+using base::errno_text;
+using base::Fd;
+using launch::Failure;
+
+// Between SIGTERM and SIGKILL for the ranks that did not fail.
+constexpr auto kGrace = 5s;
+// For the cause to show, when the first failure says that it is a consequence.
+constexpr auto kCollect = 300ms;
+// How often to look when the kernel cannot tell us about the end of a child.
+constexpr auto kLookAgain = 10ms;
+
+struct Child {
+  int rank = 0;
+  pid_t pid = 0;
+  Fd note;
+  Fd handle;  // a pidfd, readable when the child has ended; empty on kernels without
+  bool ended = false;
+};
+
+std::string type_name(const std::type_info& type) {
+  int failed = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &failed), std::free);
+  return failed == 0 ? name.get() : type.name();
+}
+
+// True when the body came to its end; otherwise its error has been written down for the parent.
+bool run_body(int rank, const std::function<void(int)>& body) {
+  base::Note note;
+  try {
+    body(rank);
+    return true;
+  } catch (const Error& error) {
+    note = {std::string(error.kind()), error.what()};
+  } catch (const std::exception& error) {
+    note = {type_name(typeid(error)), error.what()};
+  } catch (...) {
+    const auto* type = abi::__cxa_current_exception_type();
+    note = {type != nullptr ? type_name(*type) : "unknown", "an exception that is not a std::exception"};
+  }
+  base::write_note(note);
+  fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);
+  return false;
+}
+
+// noexcept: an exception from here must not reach the parent's code below, of which this process has a copy.
+[[noreturn]] void become_rank(const launch::Place& place, int note_fd, pid_t parent,
+                              const std::function<void(int)>& body) noexcept {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);  // it died before it could be said
+  for (const auto& [name, value] : launch::variables_of(place)) ::setenv(name.c_str(), value.c_str(), 1);
+  ::setenv("LOCKSTEP_NOTE_FD", std::to_string(note_fd).c_str(), 1);
+  bool good = false;
+  // On a new thread: the OpenMP runtime keeps a pool of threads for each thread that starts parallel work.
+  // The one of the forking thread did not survive the fork, and its owner would wait for it for ever. A new
+  // thread gets a new pool.
+  std::thread([&] { good = run_body(place.rank, body); }).join();
+  // No destructors of static objects: they belong to the parent, and may talk to peers.
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  ::_exit(good ? 0 : 1);
+}
+
+class Family {
+ public:
+  Family(int nprocs, const std::function<void(int)>& body) : nprocs_(nprocs), body_(body) {}
+  // Whatever ends spawn(), no child is left.
+  ~Family() {
+    signal_all(SIGKILL);
+    for (auto& child : children_) {
+      if (!child.ended) ::waitpid(child.pid, nullptr, 0);
+    }
+  }
+
+  void start() {
+    for (int rank = 0; rank < nprocs_; ++rank) {
+      start_one({.rank = rank,
+                 .world_size = nprocs_,
+                 .local_rank = rank,
+                 .local_world_size = nprocs_,
+                 .master_port = reservation_.port()});
+    }
+  }
+
+  // Returns when all have ended. The failures come in the order in which they were seen.
+  std::vector<Failure> wait() {
+    std::vector<Failure> failures;
+    std::optional<Deadline> decide_at;
+    std::optional<Deadline> kill_at;
+    while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
+      for (auto& failure : reap()) {
+        if (kill_at) continue;  // we told it to end
+        failures.push_back(std::move(failure));
+      }
+      if (!failures.empty() && !kill_at) {
+        if (!decide_at) decide_at = Deadline::in(kCollect);
+        if (!launch::is_consequence(launch::choose_cause(failures)) || decide_at->expired()) {
+          decide_at.reset();
+          signal_all(SIGTERM);
+          kill_at = Deadline::in(kGrace);
+        }
+      }
+      if (kill_at && kill_at->expired()) {
+        signal_all(SIGKILL);
+        kill_at = Deadline::in(1h);
+      }
+    }
+    return failures;
+  }
+
+ private:
+  static std::chrono::milliseconds remaining(const std::optional<Deadline>& deadline) {
+    return deadline ? deadline->remaining() : std::chrono::milliseconds(1h);
+  }
+
+  void start_one(const launch::Place& place) {
+    int ends[2];
+    // Non-blocking, so that a rank that writes many notes does not hang on a full pipe.
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) refuse(errno);
+    Fd read_end(ends[0]);
+    Fd write_end(ends[1]);
+    const pid_t parent = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid < 0) refuse(errno);
+    if (pid == 0) {
+      // What came down from the parent by the fork; the destructors of this frame never run here.
+      for (auto& child : children_) {
+        child.note.reset();
+        child.handle.reset();
+      }
+      read_end.reset();
+      become_rank(place, write_end.get(), parent, body_);
+    }
+    ::setpgid(pid, pid);
+    Child child{.rank = place.rank, .pid = pid, .note = std::move(read_end)};
+    // By number: glibc's header for it cannot be used from C++ before 2.37.
+    child.handle.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    children_.push_back(std::move(child));
+  }
+
+  [[noreturn]] void refuse(int error_number) const {
+    throw SystemError(compose({.what = fmt::format("cannot start rank {} of {}", children_.size(), nprocs_),
+                               .evidence = errno_text(error_number),
+                               .hint = "compare ulimit -u and ulimit -n with what runs already"}));
+  }
+
+  void signal_all(int signal) {
+    for (const auto& child : children_) {
+      if (!child.ended) ::kill(-child.pid, signal);
+    }
+  }
+
+  // Blocks until a child may have ended or the time is over; false when none is left.
+  bool wait_for_one(std::chrono::milliseconds at_most) {
+    std::vector<pollfd> waiting;
+    bool left = false;
+    for (const auto& child : children_) {
+      if (child.ended) continue;
+      left = true;
+      if (child.handle) {
+        waiting.push_back({child.handle.get(), POLLIN, 0});
+      } else {
+        at_most = std::min<std::chrono::milliseconds>(at_most, kLookAgain);
+      }
+    }
+    if (left) ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
+    return left;
+  }
+
+  std::vector<Failure> reap() {
+    std::vector<Failure> failures;
+    for (auto& child : children_) {
+      if (child.ended) continue;
+      int status = 0;
+      // Only our own: the program may have other children, which it wants to wait for itself.
+      const pid_t pid = ::waitpid(child.pid, &status, WNOHANG);
+      if (pid == 0 || (pid < 0 && errno == EINTR)) continue;
+      child.ended = true;
+      if (pid == child.pid && launch::succeeded(status)) continue;
+      Failure failure{.rank = child.rank, .local_rank = child.rank, .pid = child.pid, .wait_status = status};
+      char bytes[8192];
+      const ssize_t size = ::read(child.note.get(), bytes, sizeof bytes);
+      if (size > 0) failure.note = base::decode_note({bytes, static_cast<size_t>(size)});
+      if (pid < 0 && !failure.note) {
+        failure.note =
+            base::Note{"UsageError", compose({.what = "its exit status is not known",
+                                              .evidence = "another part of this program waited for it",
+                                              .hint = "a SIGCHLD handler must not wait for all children"})};
+      }
+      failures.push_back(std::move(failure));
+    }
+    return failures;
+  }
+
+  int nprocs_;
+  const std::function<void(int)>& body_;
+  base::PortReservation reservation_{base::Reach::ThisMachine};
+  std::vector<Child> children_;
+};
+
+void check(int nprocs, const std::function<void(int)>& body) {
+  if (nprocs < 1 || nprocs > launch::kMostWorkersPerNode) {
+    throw UsageError(
+        compose({.what = fmt::format("spawn cannot start {} processes", nprocs),
+                 .evidence = fmt::format("it must be from 1 to {}", launch::kMostWorkersPerNode)}));
+  }
+  if (!body)
+    throw UsageError(compose({.what = "spawn was given nothing to run", .evidence = "the body is empty"}));
+  struct sigaction action {};
+  ::sigaction(SIGCHLD, nullptr, &action);
+  if (action.sa_handler == SIG_IGN || (action.sa_flags & SA_NOCLDWAIT) != 0) {
+    throw UsageError(compose({.what = "spawn cannot learn how its processes end",
+                              .evidence = "this program ignores SIGCHLD",
+                              .hint = "set SIGCHLD to SIG_DFL before the call"}));
+  }
+}
+
+[[noreturn]] void raise(const Failure& cause, int nprocs) {
+  const auto who = fmt::format("rank {} of {} failed", cause.rank, nprocs);
+  // A note of a rank that then was killed (abort after a message) still says more than the signal.
+  if (!cause.note) {
+    throw PeerLostError(compose({.what = who,
+                                 .where = fmt::format("host {}, pid {}", base::host_name(), cause.pid),
+                                 .evidence = "its process " + launch::describe_end(cause.wait_status),
+                                 .hint = launch::hint_for_end(cause.wait_status)}));
+  }
+  const auto& kind = cause.note->kind;
+  const bool own = kind == "Error" || kind == "UsageError" || kind == "MismatchError" ||
+                   kind == "PeerLostError" || kind == "TimeoutError" || kind == "SnapshotError" ||
+                   kind == "SystemError";
+  base::throw_kind(kind, own ? fmt::format("{}: {}", who, cause.note->message)
+                             : fmt::format("{}: {}: {}", who, kind, cause.note->message));
+}
+
+}  // namespace
+
+void spawn(int nprocs, std::function<void(int rank)> body) {
+  check(nprocs, body);
+  // What is in the buffers now would be written once more by each child.
+  std::cout.flush();
+  std::fflush(nullptr);
+  std::vector<Failure> failures;
+  {
+    Family family(nprocs, body);
+    family.start();
+    failures = family.wait();
+  }
+  if (!failures.empty()) raise(launch::choose_cause(failures), nprocs);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,65 @@
+#include "launch/verdict.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+namespace lockstep::launch {
+
+bool is_consequence(const Failure& failure) {
+  return failure.note && (failure.note->kind == "PeerLostError" || failure.note->kind == "TimeoutError");
+}
+
+const Failure& choose_cause(const std::vector<Failure>& failures) {
+  const auto cause = std::find_if_not(failures.begin(), failures.end(), is_consequence);
+  return cause != failures.end() ? *cause : failures.front();
+}
+
+bool succeeded(int wait_status) { return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0; }
+
+int exit_status(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+int as_wait_status(int status) { return (status & 0xff) << 8; }
+
+std::string describe_end(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
+  const int signal = WTERMSIG(wait_status);
+  // strsignal is not thread-safe; this one is.
+  const char* words = ::sigdescr_np(signal);
+  return fmt::format("was killed by signal {} ({})", signal, words != nullptr ? words : "unknown");
+}
+
+std::string hint_for_end(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) return {};
+  switch (WTERMSIG(wait_status)) {
+    case SIGKILL:
+      return "nothing but another process kills this way: look for the out-of-memory killer with dmesg, and "
+             "at "
+             "the limits of the batch system or container";
+    case SIGSEGV:
+    case SIGILL:
+    case SIGFPE:
+    case SIGABRT:
+      return "a core dump (ulimit -c unlimited) or gdb shows where it crashed";
+    case SIGBUS:
+      return "a memory-mapped file was cut short or its file system is full; otherwise a core dump (ulimit "
+             "-c "
+             "unlimited) shows where it crashed";
+    case SIGXCPU:
+    case SIGXFSZ:
+      return "a resource limit was exceeded: compare with ulimit -a";
+    default:
+      return "somebody outside of this job sent the signal";
+  }
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+}  // namespace lockstep::launch

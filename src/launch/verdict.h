@@ -1,0 +1,46 @@
+// Which of several failed ranks is the cause, and how its end is put in words. Pure; shared by the agent and
+// by spawn().
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/note.h"
+
+namespace lockstep::launch {
+
+struct Failure {
+  int rank = 0;
+  int local_rank = 0;
+  std::string host;
+  int64_t pid = 0;
+  int wait_status = 0;  // as waitpid(2) gives it
+  std::optional<base::Note> note;
+  std::vector<std::string> last_lines;
+  std::string not_started;  // why it could not even be started; empty when it ran
+
+  bool operator==(const Failure&) const = default;
+};
+
+// A rank that says that a peer is gone or did not answer is most likely the victim of another rank's failure.
+bool is_consequence(const Failure& failure);
+
+// The first that is not a consequence; the first of all when every one is. `failures` in the order in which
+// they were seen, not empty.
+const Failure& choose_cause(const std::vector<Failure>& failures);
+
+bool succeeded(int wait_status);
+// What a shell makes of it: the status itself, or 128 + signal.
+int exit_status(int wait_status);
+// A wait status that says "exited with `status`".
+int as_wait_status(int status);
+// "exited with status 3", "was killed by signal 11 (Segmentation fault)"
+std::string describe_end(int wait_status);
+// What to do next about a process that ended like this; empty when nothing is known that helps.
+std::string hint_for_end(int wait_status);
+
+std::string signal_name(int signal);  // "SIGTERM"
+
+}  // namespace lockstep::launch

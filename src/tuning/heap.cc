@@ -1,0 +1,81 @@
+#include "tuning/heap.h"
+
+#include <array>
+#include <malloc.h>
+
+#include "base/env.h"
+#include "tuning/plan.h"
+
+namespace lockstep::tuning {
+
+namespace {
+
+struct Setting {
+  int option;  // of mallopt
+  int value;
+  const char* variable;
+  const char* text;
+  // The user's own choice in the same matter: other variables, and names in GLIBC_TUNABLES.
+  std::array<const char*, 2> variables;
+  std::array<const char*, 2> tunables;
+};
+
+// glibc serves a large block by mmap and gives it back when it is freed, and gives back what is free at the
+// end of the heap. Either way the next step faults the same memory in again, page by page, zeroed by the
+// kernel. Raising the mmap threshold instead of forbidding mmap helps only below 32 MiB on older glibc.
+// docs/tuning.md has the figures.
+constexpr std::array kSettings = {
+    Setting{M_MMAP_MAX,
+            0,
+            "MALLOC_MMAP_MAX_",
+            "0",
+            {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_"},
+            {"glibc.malloc.mmap_max=", "glibc.malloc.mmap_threshold="}},
+    // As size_t, -1 is more than any heap can have to spare.
+    Setting{M_TRIM_THRESHOLD,
+            -1,
+            "MALLOC_TRIM_THRESHOLD_",
+            "18446744073709551615",
+            {"MALLOC_TRIM_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"},
+            {"glibc.malloc.trim_threshold=", "glibc.malloc.trim_threshold="}},
+};
+
+// Transparent huge pages for the heap, where the kernel leaves that to the program. Only at start: there is
+// no mallopt for it.
+constexpr const char* kHugePages = "glibc.malloc.hugetlb=";
+
+std::string user_tunables() { return base::env_string("GLIBC_TUNABLES").value_or(""); }
+
+bool chosen_by_user(const Setting& setting) {
+  const auto tunables = user_tunables();
+  for (const char* name : setting.variables) {
+    if (base::env_string(name)) return true;
+  }
+  for (const char* name : setting.tunables) {
+    if (tunables.find(name) != std::string::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> heap_environment() {
+  std::vector<std::pair<std::string, std::string>> variables;
+  for (const auto& setting : kSettings) {
+    if (!chosen_by_user(setting)) variables.emplace_back(setting.variable, setting.text);
+  }
+  auto tunables = user_tunables();
+  if (tunables.find(kHugePages) == std::string::npos) {
+    if (!tunables.empty()) tunables += ':';
+    variables.emplace_back("GLIBC_TUNABLES", tunables + kHugePages + "1");
+  }
+  return variables;
+}
+
+void keep_heap() {
+  for (const auto& setting : kSettings) {
+    if (!chosen_by_user(setting)) ::mallopt(setting.option, setting.value);
+  }
+}
+
+}  // namespace lockstep::tuning

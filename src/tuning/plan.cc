@@ -1,0 +1,172 @@
+#include "tuning/plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <map>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "tuning/heap.h"
+
+namespace lockstep::tuning {
+
+namespace {
+
+// Set for a worker that its launcher binds: the CPUs it was given. It is believed only while the process's
+// affinity is still exactly that, so it does no harm when it comes down to somebody else's child.
+constexpr const char* kBoundTo = "LOCKSTEP_CPUS";
+
+bool is_set(const char* name) { return base::env_string(name).has_value(); }
+
+// OpenMP has been told where to put its threads: do not work against it.
+bool openmp_binds() {
+  const auto bind = base::env_string("OMP_PROC_BIND");
+  if (bind) return *bind != "false" && *bind != "FALSE";
+  return is_set("GOMP_CPU_AFFINITY") || is_set("KMP_AFFINITY") || is_set("OMP_PLACES");
+}
+
+// [first, last) of `total` things for share `index` of `count`; sizes differ by at most one.
+std::pair<int, int> share(int total, int index, int count) {
+  return {static_cast<int>(int64_t{total} * index / count),
+          static_cast<int>(int64_t{total} * (index + 1) / count)};
+}
+
+using Core = std::vector<int>;  // its CPUs
+
+std::vector<int> cpus_of(const std::vector<Core>& cores, std::pair<int, int> range) {
+  std::vector<int> cpus;
+  for (int i = range.first; i < range.second; ++i) cpus.insert(cpus.end(), cores[i].begin(), cores[i].end());
+  return cpus;
+}
+
+// How many ranks each node takes so that no rank straddles two nodes: one rank after the other goes to the
+// node that then leaves the most cores to each of its ranks, which makes the smallest share as large as it
+// can be.
+std::vector<int> ranks_of_each_node(const std::vector<std::vector<Core>>& nodes, int ranks) {
+  std::vector<int> taken(nodes.size(), 0);
+  for (int rank = 0; rank < ranks; ++rank) {
+    size_t best = 0;
+    for (size_t node = 1; node < nodes.size(); ++node) {
+      // cores / (taken + 1), compared without fractions
+      if (nodes[node].size() * (taken[best] + 1) > nodes[best].size() * (taken[node] + 1)) best = node;
+    }
+    ++taken[best];
+  }
+  return taken;
+}
+
+std::vector<int> cpus_for(const Topology& topology, int rank, int ranks, int threads) {
+  const int cpu_count = static_cast<int>(topology.cpus.size());
+  if (ranks > cpu_count) return {};
+  if (ranks > topology.cores()) {
+    std::vector<int> cpus;
+    const auto [first, last] = share(cpu_count, rank, ranks);
+    for (int i = first; i < last; ++i) cpus.push_back(topology.cpus[i].id);
+    return cpus;
+  }
+
+  std::vector<Core> cores;
+  std::vector<std::vector<Core>> nodes;
+  const Cpu* before = nullptr;
+  for (const auto& cpu : topology.cpus) {
+    const bool new_node = before == nullptr || cpu.node != before->node;
+    if (new_node) nodes.emplace_back();
+    if (new_node || cpu.core != before->core) {
+      cores.emplace_back();
+      nodes.back().emplace_back();
+    }
+    cores.back().push_back(cpu.id);
+    nodes.back().back().push_back(cpu.id);
+    before = &cpu;
+  }
+
+  // Whole nodes first, unless that gives some rank fewer cores than it has threads: all wait for the slowest,
+  // and a rank short of cores is slower than one that reaches across to another node.
+  const auto taken = ranks_of_each_node(nodes, ranks);
+  bool enough = true;
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    if (taken[node] > 0 && static_cast<int>(nodes[node].size()) / taken[node] < threads) enough = false;
+  }
+  if (!enough) return cpus_of(cores, share(static_cast<int>(cores.size()), rank, ranks));
+  size_t node = 0;
+  for (; rank >= taken[node]; ++node) rank -= taken[node];
+  return cpus_of(nodes[node], share(static_cast<int>(nodes[node].size()), rank, taken[node]));
+}
+
+bool narrower(const std::vector<int>& inner, const std::vector<int>& outer) {
+  return inner.size() < outer.size() && std::includes(outer.begin(), outer.end(), inner.begin(), inner.end());
+}
+
+// mpirun and srun bind each rank as they start it, so that it has fewer CPUs than its parent. `taskset
+// torchrun` binds parent and children alike; those CPUs are still to be shared.
+bool bound_by_launcher(const std::vector<int>& mine) {
+  if (const auto given = base::env_string(kBoundTo)) {
+    if (parse_cpu_list(*given) == mine) return true;
+  }
+  return narrower(mine, affinity_of(::getppid()));
+}
+
+}  // namespace
+
+Switches switches_from_environment() {
+  Switches switches;
+  switches.bind = base::env_flag("LOCKSTEP_BIND", true);
+  switches.heap = base::env_flag("LOCKSTEP_HEAP", true);
+  if (const auto threads = base::env_int("LOCKSTEP_THREADS", 0, 1 << 16)) {
+    switches.threads = static_cast<int>(*threads);
+  }
+  return switches;
+}
+
+Plan plan_on(const Topology& topology, int local_rank, int local_world_size, const Switches& switches) {
+  if (local_rank < 0 || local_rank >= local_world_size) {
+    throw UsageError(base::compose(
+        {.what = "cannot plan for this rank",
+         .evidence = fmt::format("local rank {} is not among {} local ranks", local_rank, local_world_size),
+         .hint = "check LOCAL_RANK and LOCAL_WORLD_SIZE"}));
+  }
+  Plan plan{.keep_heap = switches.heap};
+  const int share_of_cores = std::max(topology.usable_cores() / local_world_size, 1);
+  if (!is_set("OMP_NUM_THREADS")) plan.threads = switches.threads.value_or(share_of_cores);
+  // A rank that is alone has nobody to keep away from.
+  if (switches.bind && local_world_size > 1 && !openmp_binds()) {
+    plan.cpus = cpus_for(topology, local_rank, local_world_size, share_of_cores);
+  }
+  return plan;
+}
+
+Plan plan_for(int local_rank, int local_world_size, const Switches& switches) {
+  return plan_on(read_topology(affinity_of()), local_rank, local_world_size, switches);
+}
+
+Plan plan_for_self(int local_rank, int local_world_size, const Switches& switches) {
+  const auto mine = affinity_of();
+  Plan plan = plan_on(read_topology(mine), local_rank, local_world_size, switches);
+  if (openmp_binds()) {
+    // OpenMP has bound this thread to its first place when it was loaded. How many CPUs the process was given
+    // can no longer be seen; OpenMP has seen it, and made as many threads.
+    plan.threads = is_set("OMP_NUM_THREADS") ? 0 : switches.threads.value_or(0);
+  } else if (local_world_size > 1 && bound_by_launcher(mine)) {
+    plan = plan_on(read_topology(mine), 0, 1, switches);
+  }
+  return plan;
+}
+
+std::vector<std::pair<std::string, std::string>> environment_of(const Plan& plan) {
+  std::vector<std::pair<std::string, std::string>> variables;
+  // LibTorch and MKL go by OpenMP's number, and OpenBLAS does unless OPENBLAS_NUM_THREADS says otherwise.
+  if (plan.threads > 0 && !is_set("OMP_NUM_THREADS")) {
+    variables.emplace_back("OMP_NUM_THREADS", std::to_string(plan.threads));
+  }
+  if (!plan.cpus.empty()) variables.emplace_back(kBoundTo, format_cpu_list(plan.cpus));
+  if (plan.keep_heap) {
+    for (auto& variable : heap_environment()) variables.push_back(std::move(variable));
+  }
+  return variables;
+}
+
+}  // namespace lockstep::tuning

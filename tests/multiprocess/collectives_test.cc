@@ -1,0 +1,305 @@
+// Every collective, for every dtype and operation that has a meaning, against a plain reference: each rank knows what
+// all ranks put in. Sizes: none, one, odd, a few thousand.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "support/data.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+const std::vector<std::vector<int64_t>> kShapes = {{0}, {1}, {}, {17}, {3, 5}, {4099}};
+
+// How ranks' tensors combine, written down as plainly as possible.
+at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, ReduceOp op) {
+  const auto dtype = inputs[0].scalar_type();
+  const bool boolean = dtype == at::kBool;
+  // Wide enough that no intermediate value is rounded.
+  const auto wide = [&](const at::Tensor& t) {
+    if (boolean || at::isComplexType(dtype)) return t;
+    return t.to(at::isFloatingType(dtype) ? at::kDouble : at::kLong);
+  };
+  auto total = wide(inputs[0]);
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    const auto next = wide(inputs[i]);
+    switch (op) {
+      case ReduceOp::Sum:
+      case ReduceOp::Avg: total = boolean ? total.logical_or(next) : total + next; break;
+      case ReduceOp::Product: total = boolean ? total.logical_and(next) : total * next; break;
+      case ReduceOp::Min: total = boolean ? total.logical_and(next) : at::minimum(total, next); break;
+      case ReduceOp::Max: total = boolean ? total.logical_or(next) : at::maximum(total, next); break;
+      case ReduceOp::Band: total = at::bitwise_and(total, next); break;
+      case ReduceOp::Bor: total = at::bitwise_or(total, next); break;
+      case ReduceOp::Bxor: total = at::bitwise_xor(total, next); break;
+    }
+  }
+  if (op == ReduceOp::Avg) total = total / static_cast<double>(inputs.size());
+  return total.to(dtype);
+}
+
+bool has_meaning(ReduceOp op, at::ScalarType dtype) {
+  const bool integral = at::isIntegralType(dtype, true);
+  if (op == ReduceOp::Avg) return !integral;
+  if (op == ReduceOp::Band || op == ReduceOp::Bor || op == ReduceOp::Bxor) return integral;
+  if (op == ReduceOp::Min || op == ReduceOp::Max) return !at::isComplexType(dtype);
+  return true;
+}
+
+const std::vector<ReduceOp> kOps = {ReduceOp::Sum, ReduceOp::Avg,  ReduceOp::Product, ReduceOp::Min,
+                                    ReduceOp::Max, ReduceOp::Band, ReduceOp::Bor,     ReduceOp::Bxor};
+
+// An average of three need not be exact. One operation in the tensor's own precision is what is allowed.
+bool agrees(const at::Tensor& got, const at::Tensor& want, ReduceOp op) {
+  if (op != ReduceOp::Avg) return same(got, want);
+  const bool low = got.scalar_type() == at::kHalf || got.scalar_type() == at::kBFloat16;
+  return got.scalar_type() == want.scalar_type() && got.sizes() == want.sizes() &&
+         at::allclose(got, want, low ? 1e-2 : 1e-6, 0);
+}
+
+std::vector<at::Tensor> everyones(int world, at::IntArrayRef sizes, at::ScalarType dtype, int salt) {
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < world; ++rank) all.push_back(exact_data(sizes, dtype, rank, salt));
+  return all;
+}
+
+struct Case {
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  int salt;
+};
+
+template <class Body>
+void for_all_cases(Body&& body) {
+  int salt = 0;
+  for (const auto dtype : all_dtypes()) {
+    for (const auto& shape : kShapes) {
+      SCOPED_TRACE(::testing::Message() << c10::toString(dtype) << " " << c10::IntArrayRef(shape));
+      body(Case{dtype, shape, ++salt});
+    }
+  }
+}
+
+class Collectives : public ::testing::TestWithParam<int> {
+ protected:
+  int world() const { return GetParam(); }
+};
+
+TEST_P(Collectives, AllReduce) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
+      for (const auto op : kOps) {
+        auto tensor = inputs[group.rank()].clone();
+        if (!has_meaning(op, c.dtype)) {
+          EXPECT_THROW(group.all_reduce(tensor, op), UsageError);
+          continue;
+        }
+        group.all_reduce(tensor, op);
+        EXPECT_TRUE(agrees(tensor, expected_reduction(inputs, op), op)) << "op " << static_cast<int>(op);
+      }
+    });
+  });
+}
+
+TEST_P(Collectives, Reduce) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      const int root = c.salt % group.world_size();
+      const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
+      for (const auto op : {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Bxor}) {
+        if (!has_meaning(op, c.dtype)) continue;
+        auto tensor = inputs[group.rank()].clone();
+        group.reduce(tensor, root, op);
+        EXPECT_TRUE(group.rank() != root || agrees(tensor, expected_reduction(inputs, op), op));
+      }
+    });
+  });
+}
+
+TEST_P(Collectives, Broadcast) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      const int root = c.salt % group.world_size();
+      auto tensor = exact_data(c.shape, c.dtype, group.rank(), c.salt);
+      group.broadcast(tensor, root);
+      EXPECT_TRUE(same(tensor, exact_data(c.shape, c.dtype, root, c.salt)));
+    });
+  });
+}
+
+TEST_P(Collectives, AllGather) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
+      const auto gathered = group.all_gather(inputs[group.rank()]);
+      ASSERT_EQ(gathered.size(), inputs.size());
+      for (size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(same(gathered[i], inputs[i]));
+
+      auto output = at::empty({group.world_size() * inputs[0].numel()}, inputs[0].options());
+      group.all_gather_into_tensor(output, inputs[group.rank()]);
+      std::vector<at::Tensor> flat;
+      for (const auto& input : inputs) flat.push_back(input.flatten());
+      EXPECT_TRUE(same(output, at::cat(flat)));
+    });
+  });
+}
+
+TEST_P(Collectives, ReduceScatter) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      std::vector<int64_t> whole = {group.world_size()};
+      whole.insert(whole.end(), c.shape.begin(), c.shape.end());
+      const auto inputs = everyones(group.world_size(), whole, c.dtype, c.salt);
+      for (const auto op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Bor}) {
+        if (!has_meaning(op, c.dtype)) continue;
+        auto output = at::empty(c.shape, inputs[0].options());
+        group.reduce_scatter_tensor(output, inputs[group.rank()], op);
+        EXPECT_TRUE(agrees(output, expected_reduction(inputs, op)[group.rank()], op));
+      }
+    });
+  });
+}
+
+TEST_P(Collectives, GatherAndScatter) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      const int root = c.salt % group.world_size();
+      const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
+      const auto gathered = group.gather(inputs[group.rank()], root);
+      ASSERT_EQ(gathered.size(), group.rank() == root ? inputs.size() : 0);
+      for (size_t i = 0; i < gathered.size(); ++i) EXPECT_TRUE(same(gathered[i], inputs[i]));
+
+      auto output = at::zeros(c.shape, inputs[0].options());
+      group.scatter(output, group.rank() == root ? inputs : std::vector<at::Tensor>{}, root);
+      EXPECT_TRUE(same(output, inputs[group.rank()]));
+    });
+  });
+}
+
+TEST_P(Collectives, AllToAll) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for_all_cases([&](const Case& c) {
+      std::vector<int64_t> whole = {group.world_size()};
+      whole.insert(whole.end(), c.shape.begin(), c.shape.end());
+      const auto inputs = everyones(group.world_size(), whole, c.dtype, c.salt);
+      auto output = at::zeros(whole, inputs[0].options());
+      group.all_to_all_single(output, inputs[group.rank()]);
+      std::vector<at::Tensor> parts;
+      for (const auto& input : inputs) parts.push_back(input[group.rank()]);
+      EXPECT_TRUE(same(output, at::stack(parts)));
+    });
+  });
+}
+
+TEST_P(Collectives, SendAndReceiveInARing) {
+  if (world() == 1) GTEST_SKIP() << "a ring takes two";
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    const int next = (group.rank() + 1) % group.world_size();
+    const int previous = (group.rank() + group.world_size() - 1) % group.world_size();
+    for_all_cases([&](const Case& c) {
+      const auto mine = exact_data(c.shape, c.dtype, group.rank(), c.salt);
+      auto received = at::zeros(c.shape, mine.options());
+      auto sending = group.send_async(mine, next, c.salt);
+      group.recv(received, previous, c.salt);
+      sending.wait();
+      EXPECT_TRUE(same(received, exact_data(c.shape, c.dtype, previous, c.salt)));
+    });
+  });
+}
+
+TEST_P(Collectives, BarrierHoldsEverybodyBack) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    for (int i = 0; i < 20; ++i) group.barrier();
+  });
+}
+
+// Strides are the caller's business: transposed, strided and channels-last tensors give what contiguous ones give, and
+// what lies between their elements is not touched.
+TEST_P(Collectives, AnyStrides) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    const auto layouts = std::vector<std::function<at::Tensor(const at::Tensor&)>>{
+        [](const at::Tensor& t) { return t.t().contiguous().t(); },
+        [](const at::Tensor& t) {
+          auto room = at::full({t.size(0), t.size(1) * 2}, 99, t.options());
+          auto view = room.slice(1, 0, t.size(1) * 2, 2);
+          view.copy_(t);
+          return view;
+        }};
+    const auto inputs = everyones(group.world_size(), {6, 10}, at::kFloat, 1);
+    const auto mine = inputs[group.rank()];
+    const auto sum = expected_reduction(inputs, ReduceOp::Sum);
+    for (const auto& layout : layouts) {
+      auto tensor = layout(mine);
+      ASSERT_FALSE(tensor.is_contiguous());
+      const auto strides = tensor.strides().vec();
+      group.all_reduce(tensor);
+      EXPECT_TRUE(same(tensor, sum));
+      EXPECT_EQ(tensor.strides().vec(), strides);
+      if (tensor.stride(1) == 2) {
+        EXPECT_EQ(tensor.as_strided({6, 10}, {20, 2}, 1).eq(99).sum().item<int64_t>(), 60);
+      }
+
+      tensor = layout(mine);
+      group.broadcast(tensor, 0);
+      EXPECT_TRUE(same(tensor, inputs[0]));
+      const auto gathered = group.all_gather(layout(mine));
+      for (size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(same(gathered[i], inputs[i]));
+      tensor = layout(at::zeros_like(mine));
+      group.scatter(tensor, group.rank() == 0 ? inputs : std::vector<at::Tensor>{}, 0);
+      EXPECT_TRUE(same(tensor, mine));
+    }
+  });
+}
+
+TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 32; ++i) tensors.push_back(exact_data({100 + i}, at::kFloat, group.rank(), i));
+    for (auto& tensor : tensors) works.push_back(group.all_reduce_async(tensor));
+    for (int i = 31; i >= 0; --i) {
+      works[i].wait();
+      EXPECT_TRUE(works[i].is_done());
+      works[i].wait();  // again: nothing happens twice
+      EXPECT_TRUE(same(tensors[i], expected_reduction(everyones(group.world_size(), {100 + i}, at::kFloat, i), ReduceOp::Sum)));
+    }
+  });
+}
+
+TEST_P(Collectives, ParametersThatRequireGradients) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    auto parameter = at::full({3}, group.rank() + 1.0).set_requires_grad(true);
+    group.broadcast(parameter, group.world_size() - 1);
+    EXPECT_TRUE(parameter.requires_grad());
+    EXPECT_TRUE(parameter.is_leaf());
+    EXPECT_EQ(parameter[0].item<double>(), group.world_size());
+  });
+}
+
+TEST_P(Collectives, ArgumentsThatCannotBeRightChangeNothing) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    auto tensor = at::ones({4});
+    auto undefined = at::Tensor();
+    auto wrong = at::ones({4 * group.world_size() + 1});
+    EXPECT_THROW(group.all_reduce(undefined), UsageError);
+    EXPECT_THROW(group.broadcast(tensor, group.world_size()), UsageError);
+    EXPECT_THROW(group.broadcast(tensor, -1), UsageError);
+    EXPECT_THROW(group.reduce(tensor, 99), UsageError);
+    EXPECT_THROW(group.all_gather_into_tensor(wrong, tensor), UsageError);
+    EXPECT_THROW(group.reduce_scatter_tensor(tensor, wrong), UsageError);
+    EXPECT_THROW(group.scatter(tensor, {}, group.rank()), UsageError);
+    EXPECT_THROW(group.send(tensor, group.rank()), UsageError);
+    EXPECT_THROW(group.recv(tensor, group.world_size()), UsageError);
+    auto sparse = at::ones({2, 2}).to_sparse();
+    EXPECT_THROW(group.all_reduce(sparse), UsageError);
+    group.all_reduce(tensor);  // the group is as good as before
+    EXPECT_EQ(tensor.sum().item<double>(), 4.0 * group.world_size());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Collectives, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& world) { return "World" + std::to_string(world.param); });
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,185 @@
+// What groups are besides their collectives: who is who, subgroups, the default group, the world of one.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/c10d.h>
+
+#include "support/run_ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+template <class Exception>
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing of the kind was thrown";
+  return {};
+}
+
+TEST(Groups, RanksKnowWhoTheyAre) {
+  run_ranks(3, "auto", [](ProcessGroup& group) {
+    EXPECT_EQ(group.rank(), std::atoi(std::getenv("RANK")));
+    EXPECT_EQ(group.world_size(), 3);
+    EXPECT_EQ(group.local_rank(), group.rank());
+    EXPECT_EQ(group.local_world_size(), 3);
+    EXPECT_EQ(group.node_rank(), 0);
+    EXPECT_EQ(group.num_nodes(), 1);
+    EXPECT_EQ(group.backend(), "gloo");
+    EXPECT_EQ(get("ws"), 3);
+    EXPECT_EQ(get("rank"), group.rank());
+    EXPECT_EQ(get("grank"), group.rank());
+    EXPECT_EQ(get("lrank"), group.rank());
+    EXPECT_THROW(get("size"), UsageError);
+    EXPECT_EQ(default_group().get(), &group);
+    ASSERT_TRUE(group.c10d());
+    EXPECT_EQ(group.c10d()->getRank(), group.rank());
+  });
+}
+
+TEST(Groups, WithoutLocalVariablesTheRanksLookAtEachOther) {
+  expect_success(start_ranks(
+      3,
+      [](int rank) {
+        const auto group = init_process_group({.timeout = 20s});
+        EXPECT_EQ(group->local_rank(), rank);
+        EXPECT_EQ(group->local_world_size(), 3);
+        EXPECT_EQ(group->num_nodes(), 1);
+      },
+      {.environment = [](int) { return Environment{{"LOCAL_RANK", ""}, {"LOCAL_WORLD_SIZE", ""}}; }}));
+}
+
+TEST(Groups, SubgroupsWorkSideBySide) {
+  run_ranks(4, "gloo", [](ProcessGroup& group) {
+    const auto even = group.new_group({2, 0});  // sorted, as PyTorch's
+    const auto odd = group.new_group({1, 3});
+    const auto last = group.new_group({3});
+    const auto everyone = group.new_group({0, 1, 2, 3});
+    const bool is_even = group.rank() % 2 == 0;
+    EXPECT_EQ(even != nullptr, is_even);
+    EXPECT_EQ(odd != nullptr, !is_even);
+    EXPECT_EQ(last != nullptr, group.rank() == 3);
+
+    const auto& mine = is_even ? even : odd;
+    EXPECT_EQ(mine->rank(), group.rank() / 2);
+    EXPECT_EQ(mine->world_size(), 2);
+    auto half = at::full({5}, group.rank());
+    auto whole = at::full({5}, group.rank());
+    auto first = mine->all_reduce_async(half);
+    auto second = everyone->all_reduce_async(whole);
+    second.wait();
+    first.wait();
+    EXPECT_EQ(half[0].item<int>(), is_even ? 2 : 4);
+    EXPECT_EQ(whole[0].item<int>(), 6);
+    // A group of a group.
+    const auto inner = mine->new_group({1});
+    EXPECT_EQ(inner != nullptr, mine->rank() == 1);
+  });
+}
+
+TEST(Groups, BadMembersAreRefused) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    EXPECT_THROW(group.new_group({}), UsageError);
+    EXPECT_THROW(group.new_group({0, 0}), UsageError);
+    EXPECT_THROW(group.new_group({0, 2}), UsageError);
+    EXPECT_THROW(group.new_group({-1}), UsageError);
+    EXPECT_NE(group.new_group({0, 1}), nullptr);
+  });
+}
+
+TEST(Groups, DifferentMembersAreAMismatch) {
+  run_ranks(3, "gloo", [](ProcessGroup& group) {
+    const auto members = group.rank() == 2 ? std::vector<int>{0, 1, 2} : std::vector<int>{0, 1};
+    const auto message = message_of<MismatchError>([&] { group.new_group(members); });
+    EXPECT_THAT(message, HasSubstr("[0, 1, 2]"));
+    EXPECT_THAT(message, HasSubstr("[0, 1]"));
+    EXPECT_THAT(message, HasSubstr("hint:"));
+  });
+}
+
+TEST(Groups, TheDefaultGroupComesAndGoes) {
+  expect_success(start_ranks(2, [](int) {
+    EXPECT_THROW(default_group(), UsageError);
+    EXPECT_THROW(get("rank"), UsageError);
+    for (int round = 0; round < 3; ++round) {
+      auto group = init_process_group({.timeout = 20s});
+      EXPECT_THROW(init_process_group({.timeout = 20s}), UsageError);
+      auto tensor = at::ones({2});
+      group->all_reduce(tensor);
+      EXPECT_EQ(tensor[0].item<int>(), 2);
+      destroy_process_group();
+      EXPECT_THROW(default_group(), UsageError);
+      group->all_reduce(tensor);  // lives on while somebody holds it
+      EXPECT_EQ(tensor[0].item<int>(), 4);
+    }
+    destroy_process_group();  // twice is once
+  }));
+}
+
+TEST(Groups, AWorldOfOneNeedsNothing) {
+  expect_success(start_ranks(
+      1,
+      [](int) {
+        const auto group = init_process_group();
+        EXPECT_EQ(group->world_size(), 1);
+        EXPECT_EQ(group->backend(), "single");
+        auto tensor = at::arange(6, at::kFloat);
+        auto output = at::zeros({6});
+        group->all_reduce(tensor, ReduceOp::Avg);
+        group->broadcast(tensor);
+        group->all_gather_into_tensor(output, tensor);
+        EXPECT_TRUE(at::equal(output, tensor));
+        group->reduce_scatter_tensor(output, tensor * 2);
+        EXPECT_TRUE(at::equal(output, tensor * 2));
+        group->all_to_all_single(output, tensor);
+        EXPECT_TRUE(at::equal(output, tensor));
+        auto gathered = group->gather(tensor, 0);
+        ASSERT_EQ(gathered.size(), 1);
+        gathered[0].add_(1);  // a copy, not the caller's tensor
+        EXPECT_EQ(tensor[0].item<int>(), 0);
+        group->barrier();
+        EXPECT_EQ(group->new_group({0})->world_size(), 1);
+        EXPECT_EQ(group->c10d()->getSize(), 1);
+      },
+      {.environment = [](int) {
+        return Environment{{"RANK", ""}, {"WORLD_SIZE", ""}, {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}};
+      }}));
+}
+
+TEST(Groups, EmptyGivesMemoryOfTheRightKind) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    auto tensor = group.empty({3, 4}, at::dtype(at::kDouble)).fill_(group.rank());
+    group.all_reduce(tensor);
+    EXPECT_EQ(tensor.sum().item<double>(), 12);
+  });
+}
+
+TEST(Groups, ThreadsUseGroupsOfTheirOwn) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    std::vector<std::shared_ptr<ProcessGroup>> groups;
+    for (int i = 0; i < 3; ++i) groups.push_back(group.new_group({0, 1}));
+    std::vector<std::thread> threads;
+    std::atomic<int> wrong{0};
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&, i] {
+        for (int round = 0; round < 50; ++round) {
+          auto tensor = at::full({64}, i + round);
+          groups[i]->all_reduce(tensor);
+          if (tensor[63].item<int>() != 2 * (i + round)) ++wrong;
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(wrong, 0);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,237 @@
+// How the ranks of a job find each other, and what each mistake gets: an error of the right kind that names the thing,
+// on every rank, within the deadline.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <ATen/ATen.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/net.h"
+#include "base/port.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+// Joins with a short timeout and adds up a tensor: a job in small.
+void join_and_sum(const InitOptions& options) {
+  const auto group = init_process_group(options);
+  auto tensor = at::full({3}, group->rank() + 1);
+  group->all_reduce(tensor);
+  EXPECT_EQ(tensor[0].item<int>(), group->world_size() * (group->world_size() + 1) / 2);
+}
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = ::testing::TempDir() + "lockstep_XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+  std::string path(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// Addresses at which this process listens, as /proc/net/tcp and tcp6 write them.
+std::vector<std::string> listening_addresses() {
+  std::vector<std::string> own_sockets;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const auto target = std::filesystem::read_symlink(entry, gone).string();
+    if (target.starts_with("socket:[")) own_sockets.push_back(target.substr(8, target.size() - 9));
+  }
+  std::vector<std::string> addresses;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream file(table);
+    std::string line;
+    std::getline(file, line);
+    while (std::getline(file, line)) {
+      std::istringstream fields(line);
+      std::string slot, local, remote, state, queues, timer, retransmits, uid, timeout, inode;
+      fields >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode;
+      const bool ours = std::find(own_sockets.begin(), own_sockets.end(), inode) != own_sockets.end();
+      if (state == "0A" && ours) addresses.push_back(local.substr(0, local.find(':')));
+    }
+  }
+  return addresses;
+}
+
+TEST(Init, AJobOnOneMachineListensOnLoopbackOnly) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    group.new_group({0, 1});
+    const auto addresses = listening_addresses();
+    EXPECT_TRUE(group.rank() != 0 || !addresses.empty()) << "rank 0 hosts the store";
+    for (const auto& address : addresses) EXPECT_EQ(address, "0100007F") << "not 127.0.0.1";
+    group.barrier();
+  });
+}
+
+TEST(Init, MeetsAtAnAddress) {
+  const base::PortReservation port(base::Reach::ThisMachine);
+  const auto method = "tcp://127.0.0.1:" + std::to_string(port.port());
+  expect_success(start_ranks(
+      3,
+      [&](int rank) {
+        join_and_sum({.init_method = method, .rank = rank, .world_size = 3, .timeout = 20s});
+        EXPECT_EQ(get("lrank"), rank);
+      },
+      {.environment = [](int) { return Environment{{"RANK", ""}, {"WORLD_SIZE", ""}}; }}));
+}
+
+TEST(Init, MeetsInAFile) {
+  const TemporaryDirectory directory;
+  const auto method = "file://" + directory.path("meeting");
+  expect_success(start_ranks(3, [&](int) { join_and_sum({.init_method = method, .timeout = 20s}); },
+                             {.environment = [](int) { return Environment{{"MASTER_PORT", ""}}; }}));
+}
+
+TEST(Init, MeetingPointsThatCannotBe) {
+  const auto outcomes = start_ranks(2, [](int rank) {
+    for (const char* method : {"tcp://127.0.0.1", "tcp://:80", "tcp://127.0.0.1:0", "tcp://127.0.0.1:70000",
+                               "tcp://127.0.0.1:x", "file://relative", "file:///", "file:///no/such/directory/f",
+                               "http://x", ""}) {
+      EXPECT_THROW(init_process_group({.init_method = method, .rank = rank, .world_size = 2, .timeout = 2s}), UsageError)
+          << method;
+    }
+  });
+  expect_success(outcomes);
+}
+
+TEST(Init, OptionsThatCannotBe) {
+  expect_success(start_ranks(2, [](int) {
+    EXPECT_THROW(init_process_group({.rank = 0}), UsageError);
+    EXPECT_THROW(init_process_group({.world_size = 2}), UsageError);
+    EXPECT_THROW(init_process_group({.rank = 2, .world_size = 2}), UsageError);
+    EXPECT_THROW(init_process_group({.timeout = 0ms}), UsageError);
+    EXPECT_THROW(init_process_group({.timeout = -5ms}), UsageError);
+    try {
+      init_process_group({.backend = "smoke signals"});
+      ADD_FAILURE() << "took an unknown backend";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("smoke signals"), HasSubstr("there is: gloo"), HasSubstr("hint:")));
+    }
+    EXPECT_THROW(init_process_group({.backend = "nccl"}), UsageError);
+    join_and_sum({.timeout = 20s});  // a refusal leaves nothing behind
+  }));
+}
+
+TEST(Init, EnvironmentThatCannotBe) {
+  const std::vector<Environment> mistakes = {
+      {{"WORLD_SIZE", ""}},    {{"RANK", ""}},         {{"RANK", "7"}},         {{"RANK", "-1"}},
+      {{"RANK", "one"}},       {{"WORLD_SIZE", "0"}},  {{"WORLD_SIZE", "2x"}},  {{"MASTER_ADDR", ""}},
+      {{"MASTER_PORT", ""}},   {{"MASTER_PORT", "0"}}, {{"MASTER_PORT", "99999"}}, {{"LOCAL_RANK", "5"}}};
+  for (const auto& mistake : mistakes) {
+    const auto& [name, value] = *mistake.begin();
+    SCOPED_TRACE(name + "=" + value);
+    const auto outcomes = start_ranks(1, [](int) { init_process_group({.timeout = 5s}); },
+                                      {.environment = [&](int) {
+                                        auto environment = mistake;
+                                        environment.insert({"WORLD_SIZE", "2"});
+                                        environment.insert({"LOCAL_WORLD_SIZE", "2"});
+                                        return environment;
+                                      }});
+    EXPECT_EQ(outcomes[0].exit_status, 1) << outcomes[0].describe();
+    EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("UsageError: "), HasSubstr(name), HasSubstr("hint:")));
+  }
+}
+
+TEST(Init, ARankThatNeverArrivesIsNamed) {
+  const auto outcomes = start_ranks(3, [](int rank) {
+    if (rank != 1) init_process_group({.timeout = 2s});
+  });
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(outcomes[rank].exit_status, 1);
+    EXPECT_THAT(outcomes[rank].output, AllOf(HasSubstr("TimeoutError: not all ranks arrived within 2.0 s"),
+                                             HasSubstr("missing: rank 1 (2 of 3 are here)"), HasSubstr("hint:")));
+  }
+}
+
+TEST(Init, RankZeroThatNeverArrivesIsSuspected) {
+  const auto outcomes = start_ranks(2, [](int rank) {
+    if (rank != 0) init_process_group({.timeout = 1s});
+  });
+  EXPECT_THAT(outcomes[1].output,
+              AllOf(HasSubstr("TimeoutError: "), HasSubstr("Connection refused"), HasSubstr("check that rank 0 was started")));
+}
+
+TEST(Init, AMasterThatDoesNotExistIsNamed) {
+  for (const char* address : {"no-such-host.invalid", "127.0.0.2"}) {
+    const auto outcomes =
+        start_ranks(1, [](int) { init_process_group({.timeout = 1s}); }, {.environment = [&](int) {
+                      return Environment{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", ""},
+                                         {"LOCAL_WORLD_SIZE", ""}, {"MASTER_ADDR", address}};
+                    }});
+    EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("TimeoutError: "), HasSubstr("hint:")));
+  }
+}
+
+TEST(Init, TwoProcessesWithOneRankAreAMismatchForAll) {
+  const auto outcomes = start_ranks(3, [](int) { init_process_group({.timeout = 20s}); },
+                                    {.environment = [](int rank) {
+                                      return Environment{{"RANK", rank == 2 ? "1" : std::to_string(rank)}};
+                                    }});
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.exit_status, 1);
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: two processes say that they are rank 1 of 3"),
+                                      HasSubstr("pid"), HasSubstr("hint:")));
+  }
+}
+
+TEST(Init, DifferentWorldSizesAreAMismatchForAll) {
+  const auto outcomes = start_ranks(2, [](int) { init_process_group({.timeout = 20s}); },
+                                    {.environment = [](int rank) {
+                                      return Environment{{"WORLD_SIZE", rank == 0 ? "2" : "3"}, {"LOCAL_WORLD_SIZE", "3"}};
+                                    }});
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.exit_status, 1);
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: the ranks do not agree how many they are"),
+                                      HasSubstr("hint:")));
+  }
+}
+
+TEST(Init, APortThatIsTakenIsNamed) {
+  const auto listener = base::listen_on(base::Reach::ThisMachine, 0);
+  const auto port = std::to_string(base::local_port(listener));
+  const auto outcomes = start_ranks(1, [](int) { init_process_group({.timeout = 2s}); }, {.environment = [&](int) {
+                                      return Environment{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", port}};
+                                    }});
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("SystemError: cannot open TCP port " + port),
+                                        HasSubstr("Address already in use"), HasSubstr("hint:")));
+}
+
+TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
+  const TemporaryDirectory directory;
+  const auto method = "file://" + directory.path("meeting");
+  const auto job = [&] {
+    return start_ranks(2, [&](int rank) {
+      init_process_group({.init_method = method, .timeout = 5s})->barrier();
+      if (rank == 0) std::_Exit(7);  // without a chance to remove the file
+    });
+  };
+  EXPECT_EQ(job()[0].exit_status, 7);
+  for (const auto& outcome : job()) {
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: two processes say"), HasSubstr("must be new")));
+  }
+}
+
+TEST(Init, JobsSideBySideDoNotMeet) {
+  std::vector<std::thread> jobs;
+  for (int job = 0; job < 3; ++job) {
+    jobs.emplace_back([] { run_ranks(2, "gloo", [](ProcessGroup& group) { group.barrier(); }); });
+  }
+  for (auto& job : jobs) job.join();
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,182 @@
+#include "support/run_ranks.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/fd.h"
+#include "base/port.h"
+
+namespace lockstep::testing {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Child {
+  int rank;
+  pid_t pid;
+  base::Fd output;
+  bool running = true;
+  RankOutcome outcome = {};
+};
+
+void set_environment(int rank, int world, uint16_t port, const Start& start) {
+  Environment environment = {{"RANK", std::to_string(rank)},
+                             {"WORLD_SIZE", std::to_string(world)},
+                             {"LOCAL_RANK", std::to_string(rank)},
+                             {"LOCAL_WORLD_SIZE", std::to_string(world)},
+                             {"MASTER_ADDR", "127.0.0.1"},
+                             {"MASTER_PORT", std::to_string(port)}};
+  if (start.environment) {
+    for (const auto& [name, value] : start.environment(rank)) environment[name] = value;
+  }
+  for (const auto& [name, value] : environment) {
+    value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
+  }
+}
+
+int run_body(int rank, const std::function<void(int)>& body) {
+  bool thrown = false;
+  // A thread of its own: if the parent has used OpenMP, the pool that its main thread remembers is not in this process.
+  std::thread([&] {
+    try {
+      body(rank);
+    } catch (const Error& error) {
+      thrown = true;
+      std::cout << error.kind() << ": " << error.what() << std::endl;
+    } catch (const std::exception& error) {
+      thrown = true;
+      std::cout << "std::exception: " << error.what() << std::endl;
+    }
+  }).join();
+  std::cout.flush();
+  std::fflush(nullptr);
+  return thrown || ::testing::Test::HasFailure() ? 1 : 0;
+}
+
+Child fork_rank(int rank, int world, uint16_t port, pid_t group, const std::function<void(int)>& body,
+                const Start& start) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+  base::Fd reading(ends[0]), writing(ends[1]);
+  std::fflush(nullptr);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw std::runtime_error("fork failed");
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(99);
+    ::setpgid(0, group);
+    ::dup2(writing.get(), STDOUT_FILENO);
+    ::dup2(writing.get(), STDERR_FILENO);
+    set_environment(rank, world, port, start);
+    ::_exit(run_body(rank, body));
+  }
+  ::setpgid(pid, group == 0 ? pid : group);
+  ::fcntl(reading.get(), F_SETFL, O_NONBLOCK);
+  return {.rank = rank, .pid = pid, .output = std::move(reading)};
+}
+
+void drain(Child& child) {
+  char buffer[4096];
+  ssize_t count = 0;
+  while ((count = ::read(child.output.get(), buffer, sizeof buffer)) > 0) {
+    child.outcome.output.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+void reap(Child& child) {
+  int status = 0;
+  if (!child.running || ::waitpid(child.pid, &status, WNOHANG) != child.pid) return;
+  child.running = false;
+  if (WIFEXITED(status)) child.outcome.exit_status = WEXITSTATUS(status);
+  if (WIFSIGNALED(status)) child.outcome.signal = WTERMSIG(status);
+}
+
+bool any_running(const std::vector<Child>& children) {
+  return std::any_of(children.begin(), children.end(), [](const Child& child) { return child.running; });
+}
+
+void wait_for(std::vector<Child>& children, base::Deadline deadline) {
+  while (any_running(children) && !deadline.expired()) {
+    std::vector<pollfd> polled;
+    for (const auto& child : children) polled.push_back({child.output.get(), POLLIN, 0});
+    ::poll(polled.data(), polled.size(), 20);
+    for (auto& child : children) {
+      drain(child);
+      reap(child);
+    }
+  }
+}
+
+}  // namespace
+
+std::string RankOutcome::describe() const {
+  std::string how = hung            ? "hung and was killed at the deadline"
+                    : signal != 0   ? fmt::format("was killed by signal {}", signal)
+                                    : fmt::format("exited with status {}", exit_status);
+  return fmt::format("rank {} {}; its output:\n{}", rank, how, output);
+}
+
+std::vector<RankOutcome> start_ranks(int world, const std::function<void(int)>& body, const Start& start) {
+  const base::PortReservation port(base::Reach::ThisMachine);
+  std::vector<Child> children;
+  for (int rank = 0; rank < world; ++rank) {
+    const pid_t group = children.empty() ? 0 : children.front().pid;
+    children.push_back(fork_rank(rank, world, port.port(), group, body, start));
+  }
+  wait_for(children, base::Deadline::in(start.deadline));
+  for (auto& child : children) {
+    if (!child.running) continue;
+    child.outcome.hung = true;
+    ::kill(child.pid, SIGKILL);
+  }
+  wait_for(children, base::Deadline::in(5s));
+
+  std::vector<RankOutcome> outcomes;
+  for (auto& child : children) {
+    drain(child);
+    child.outcome.rank = child.rank;
+    EXPECT_FALSE(child.running) << "rank " << child.rank << " cannot be ended";
+    outcomes.push_back(std::move(child.outcome));
+  }
+  if (!children.empty()) {
+    // All ranks and what they start are in one process group, unless they leave it on purpose.
+    const bool left_over = ::kill(-children.front().pid, 0) == 0;
+    EXPECT_FALSE(left_over) << "processes are left over";
+    if (left_over) ::kill(-children.front().pid, SIGKILL);
+  }
+  return outcomes;
+}
+
+void expect_success(const std::vector<RankOutcome>& outcomes) {
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.exit_status, 0) << outcome.describe();
+}
+
+void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup&)>& body,
+               std::chrono::seconds deadline) {
+  expect_success(start_ranks(
+      world,
+      [&](int) {
+        const auto group = init_process_group({.backend = backend, .timeout = 20s});
+        body(*group);
+      },
+      {.deadline = deadline}));
+}
+
+void Fault::reach(int rank, int step) const {
+  if (rank == rank_ && step == step_) ::raise(signal_);
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,147 @@
+// The torch-free ground: messages, environment, ports, notes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <set>
+
+#include <lockstep/error.h>
+
+#include "base/deadline.h"
+#include "base/env.h"
+#include "base/error_text.h"
+#include "base/host.h"
+#include "base/net.h"
+#include "base/note.h"
+#include "base/port.h"
+
+namespace lockstep::base {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+TEST(Compose, SaysWhatWhereEvidenceHintInThisOrder) {
+  EXPECT_EQ(compose({.what = "x failed", .where = "rank 0/2", .evidence = "it rained", .hint = "wait"}),
+            "x failed (rank 0/2): it rained\nhint: wait");
+  EXPECT_EQ(compose({.what = "x failed"}), "x failed");
+  EXPECT_EQ(errno_text(ECONNREFUSED), "Connection refused (errno 111)");
+}
+
+TEST(ThrowKind, KeepsTheClassOfAnErrorThatTravelled) {
+  EXPECT_THROW(throw_kind("UsageError", "m"), UsageError);
+  EXPECT_THROW(throw_kind("MismatchError", "m"), MismatchError);
+  EXPECT_THROW(throw_kind("PeerLostError", "m"), PeerLostError);
+  EXPECT_THROW(throw_kind("TimeoutError", "m"), TimeoutError);
+  EXPECT_THROW(throw_kind("SnapshotError", "m"), SnapshotError);
+  EXPECT_THROW(throw_kind("SystemError", "m"), SystemError);
+  try {
+    throw_kind("std::bad_alloc", "m");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), "Error");
+    EXPECT_STREQ(error.what(), "m");
+  }
+}
+
+TEST(Env, NumbersAndFlags) {
+  ::setenv("LOCKSTEP_TEST", "42", 1);
+  EXPECT_EQ(env_int("LOCKSTEP_TEST"), 42);
+  EXPECT_THROW(env_int("LOCKSTEP_TEST", 0, 41), UsageError);
+  for (const char* bad : {"4x", " 4", "4 ", "0x10", "1e3", "99999999999999999999"}) {
+    ::setenv("LOCKSTEP_TEST", bad, 1);
+    EXPECT_THROW(env_int("LOCKSTEP_TEST"), UsageError) << bad;
+    EXPECT_THROW(env_flag("LOCKSTEP_TEST", true), UsageError) << bad;
+  }
+  ::setenv("LOCKSTEP_TEST", "off", 1);
+  EXPECT_FALSE(env_flag("LOCKSTEP_TEST", true));
+  ::setenv("LOCKSTEP_TEST", "", 1);
+  EXPECT_EQ(env_int("LOCKSTEP_TEST"), std::nullopt);
+  EXPECT_TRUE(env_flag("LOCKSTEP_TEST", true));
+  ::unsetenv("LOCKSTEP_TEST");
+}
+
+TEST(Port, ReservationsDiffer) {
+  std::set<uint16_t> ports;
+  std::vector<PortReservation> held;
+  for (int i = 0; i < 200; ++i) {
+    held.emplace_back(i % 2 == 0 ? Reach::ThisMachine : Reach::Everyone);
+    ports.insert(held.back().port());
+  }
+  EXPECT_EQ(ports.size(), held.size());
+}
+
+TEST(Port, AReservedPortCanBeListenedOnAndReachedButOnlyOnce) {
+  const PortReservation reservation(Reach::ThisMachine);
+  const Fd listener = listen_on(Reach::ThisMachine, reservation.port());
+  EXPECT_EQ(local_port(listener), reservation.port());
+  EXPECT_TRUE(connect_to("127.0.0.1", reservation.port(), Deadline::in(5s)));
+  EXPECT_THROW(listen_on(Reach::ThisMachine, reservation.port()), SystemError);
+  EXPECT_THROW(PortReservation(Reach::ThisMachine, reservation.port()), SystemError);
+}
+
+TEST(Net, AConnectionThatNobodyTakesEndsAtTheDeadline) {
+  const PortReservation reservation(Reach::ThisMachine);
+  try {
+    connect_to("127.0.0.1", reservation.port(), Deadline::in(300ms));
+    FAIL() << "connected to nobody";
+  } catch (const TimeoutError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("Connection refused"));
+  }
+  try {
+    connect_to("no-such-host.invalid", 80, Deadline::in(300ms));
+    FAIL() << "connected to nobody";
+  } catch (const TimeoutError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("does not resolve"));
+  }
+}
+
+TEST(Net, KnowsItsOwnAddresses) {
+  EXPECT_TRUE(is_this_machine("127.0.0.1"));
+  EXPECT_TRUE(is_this_machine("localhost"));
+  EXPECT_FALSE(is_this_machine("192.0.2.1"));
+  EXPECT_FALSE(is_this_machine("no-such-host.invalid"));
+  EXPECT_EQ(address_towards("127.0.0.1", 1), "127.0.0.1");
+  EXPECT_EQ(address_of_interface("lo"), "127.0.0.1");
+  EXPECT_THROW(address_of_interface("nope0"), UsageError);
+  EXPECT_TRUE(is_loopback("127.0.1.1"));
+  EXPECT_FALSE(is_loopback("10.127.0.1"));
+}
+
+TEST(Note, ArrivesOverAPipe) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const Fd reading(ends[0]), writing(ends[1]);
+  ::setenv("LOCKSTEP_NOTE_FD", std::to_string(writing.get()).c_str(), 1);
+  write_note({"PeerLostError", "line one\nline \"two\" \xff"});
+  ::unsetenv("LOCKSTEP_NOTE_FD");
+  char buffer[4096];
+  const auto count = ::read(reading.get(), buffer, sizeof buffer);
+  ASSERT_GT(count, 0);
+  const auto note = decode_note(std::string_view(buffer, static_cast<size_t>(count)));
+  ASSERT_TRUE(note);
+  EXPECT_EQ(note->kind, "PeerLostError");
+  EXPECT_THAT(note->message, HasSubstr("line \"two\""));
+}
+
+TEST(Note, IsBoundedAndDoubted) {
+  const auto line = encode_note({"Error", std::string(100000, 'x')});
+  EXPECT_LT(line.size(), 4096);
+  EXPECT_TRUE(decode_note(line));
+  EXPECT_FALSE(decode_note(""));
+  EXPECT_FALSE(decode_note("[]"));
+  EXPECT_FALSE(decode_note("{\"kind\": 3, \"message\": \"x\"}"));
+  EXPECT_FALSE(decode_note("\x00\x01"));
+}
+
+TEST(Machine, HasAnIdentity) {
+  EXPECT_FALSE(host_name().empty());
+  EXPECT_EQ(machine_identity(), machine_identity());
+  EXPECT_THAT(machine_identity(), HasSubstr("net:["));
+}
+
+}  // namespace
+}  // namespace lockstep::base
