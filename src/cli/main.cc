@@ -1,9 +1,11 @@
 // `lockstep`: finds the command and hands over.
 #include <algorithm>
 #include <fmt/format.h>
+#include <string>
+#include <vector>
 
 #include "commands.h"
-#include "launch/arguments.h"
+#include "launch/nearest.h"
 
 namespace {
 

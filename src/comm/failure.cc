@@ -4,6 +4,7 @@
 
 #include <future>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include <c10/util/Exception.h>
@@ -36,25 +37,27 @@ bool mentions(const std::string& message, std::initializer_list<const char*> wor
                      [&](const char* word) { return message.find(word) != std::string::npos; });
 }
 
-// What each rank said last of where it waits. The process that hosts the store may be the one that hangs, and a request
+// What each rank said last of where it waits; nothing when the store does not answer. The process that hosts the store may be the one that hangs, and a request
 // to it cannot be given up; so the asking is left to a thread that nobody waits for.
-std::map<int, std::string> last_words(const ProcessGroup::Impl& group) {
-  auto promise = std::make_shared<std::promise<std::map<int, std::string>>>();
+using Words = std::optional<std::map<int, std::string>>;
+Words last_words(const ProcessGroup::Impl& group) {
+  auto promise = std::make_shared<std::promise<Words>>();
   auto answer = promise->get_future();
   std::thread([promise, store = group.store, world_size = group.world_size] {
-    std::map<int, std::string> words;
+    Words words(std::in_place);
     try {
       for (int rank = 0; rank < world_size; ++rank) {
         if (!store->check({waiting_key(rank)})) continue;
         const auto value = store->get(waiting_key(rank));
-        words[rank] = std::string(value.begin(), value.end());
+        words->emplace(rank, std::string(value.begin(), value.end()));
       }
     } catch (const std::exception& error) {
+      words.reset();
       base::log_debug("the store does not answer: {}", error.what());
     }
     promise->set_value(std::move(words));
   }).detach();
-  if (answer.wait_for(2s) != std::future_status::ready) return {};
+  if (answer.wait_for(2s) != std::future_status::ready) return std::nullopt;
   return answer.get();
 }
 
@@ -67,14 +70,16 @@ std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& 
   return text;
 }
 
-std::string missing_evidence(const ProcessGroup::Impl& group, const Call& call) {
+// "; rank 1 (…) was waiting in #7 barrier": where the others are, as far as they have said.
+std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
   const auto words = last_words(group);
+  if (!words) return "; where the others are is not known, since the store on rank 0 does not answer";
   std::vector<int> absent;
   std::string elsewhere;
   for (int rank = 0; rank < group.world_size; ++rank) {
     if (rank == group.rank) continue;
-    const auto found = words.find(rank);
-    if (found == words.end()) {
+    const auto found = words->find(rank);
+    if (found == words->end()) {
       absent.push_back(rank);
     } else if (found->second != text_of(call)) {
       elsewhere += fmt::format("; {} was waiting in {}", group.ranks.at(rank).describe(), found->second);
@@ -125,12 +130,13 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   } else if (mentions(message, {"Timed out", "timed out", "timeout"})) {
     kind = "TimeoutError";
     text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}", group.timeout.count() / 1000.0,
-                                missing_evidence(group, call), message);
+                                whereabouts(group, call), message);
     text.hint = "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
                 "but healthy job needs a longer InitOptions::timeout";
   } else if (mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"})) {
     kind = "PeerLostError";
-    text.evidence = fmt::format("a peer closed its connection: {}", message);
+    text.evidence =
+        fmt::format("a peer closed its connection{}; the backend says: {}", whereabouts(group, call), message);
     text.hint = "look at the output of the other ranks: one of them ended first";
   } else {
     text.evidence = message;

@@ -4,10 +4,8 @@
 #include <cerrno>
 #include <deque>
 #include <fmt/format.h>
-#include <future>
 #include <optional>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -16,9 +14,9 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "launch/descendants.h"
+#include "launch/enlist.h"
 #include "launch/gang.h"
 #include "launch/job.h"
-#include "launch/membership.h"
 #include "launch/output.h"
 #include "launch/program.h"
 #include "launch/report.h"
@@ -55,7 +53,7 @@ class Agent {
     try {
       status = run_job();
     } catch (const CannotStart& error) {
-      say(error.what());
+      if (*error.what() != '\0') say(error.what());
       status = error.status();
     } catch (const std::exception& error) {
       say(error.what());
@@ -69,8 +67,6 @@ class Agent {
 
  private:
   int run_job();
-  void check_before_start();
-  void become_member();
 
   // The loop, one function for each thing that it waits for.
   void wait();
@@ -124,8 +120,10 @@ class Agent {
 };
 
 int Agent::run_job() {
-  become_member();
-  if (status_) return *status_;
+  auto enlisted =
+      enlist(options_, signals_.get(), context_.guard.get(), [this](const auto& text) { say(text); });
+  membership_ = std::move(enlisted.membership);
+  path_ = std::move(enlisted.path);
   if (leads()) {
     job_.emplace(membership_.welcome.hosts, membership_.welcome.max_restarts);
     issue(job_->begin());
@@ -141,66 +139,6 @@ int Agent::run_job() {
     act_on_time();
   }
   return *status_;
-}
-
-void Agent::check_before_start() {
-  path_ = find_program(options_.command.front());
-  if (!options_.log_dir.empty()) prepare_log_dir(options_.log_dir);
-}
-
-// Joining blocks for as long as the other nodes take; it has a thread of its own so that signals are heard.
-// No worker runs yet, so that a signal or the guard's death can simply end this process.
-void Agent::become_member() {
-  if (options_.nnodes == 1) {
-    check_before_start();
-    membership_ = alone(options_.nproc, options_.max_restarts, options_.port);
-    return;
-  }
-  JoinRequest request{.nnodes = options_.nnodes,
-                      .node_rank = options_.node_rank,
-                      .address = options_.address,
-                      .port = options_.port,
-                      .run_id = options_.run_id,
-                      .nproc = options_.nproc,
-                      .max_restarts = options_.max_restarts,
-                      .timeout = options_.timeout};
-  try {
-    check_before_start();
-  } catch (const Error& error) {
-    say(error.what());
-    const auto* start = dynamic_cast<const CannotStart*>(&error);
-    request.problem = error.what();
-    request.problem_status = start != nullptr ? start->status() : 1;
-  }
-  const base::Fd done(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  std::packaged_task<Membership()> task(
-      [&] { return join(request, [this](const std::string& text) { say("warning: " + text); }); });
-  auto result = task.get_future();
-  std::thread joining([&] {
-    task();
-    ::eventfd_write(done.get(), 1);
-  });
-  pollfd waiting[] = {
-      {done.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}, {context_.guard.get(), POLLIN, 0}};
-  for (;;) {
-    ::poll(waiting, std::size(waiting), -1);
-    if (waiting[0].revents != 0) break;
-    if (waiting[2].revents != 0) ::_exit(kGuardLostStatus);
-    signalfd_siginfo info{};
-    while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-      const int signal = static_cast<int>(info.ssi_signo);
-      if (!is_stop_signal(signal)) continue;
-      fmt::print(stderr, "lockstep run: {} while waiting for the other nodes\n", signal_name(signal));
-      ::_exit(128 + signal);
-    }
-  }
-  joining.join();
-  try {
-    membership_ = result.get();
-  } catch (const Error&) {
-    if (request.problem.empty()) throw;
-    status_ = request.problem_status;  // why has been said above
-  }
 }
 
 void Agent::wait() {

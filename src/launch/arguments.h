@@ -1,6 +1,8 @@
 // The command line of `lockstep run`. Pure, apart from looking at the environment and the machine.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -22,8 +24,5 @@ struct Endpoint {
   std::optional<uint16_t> port;
 };
 Endpoint parse_endpoint(const std::string& text);
-
-// The candidate that a typing error most likely meant; empty when none is near.
-std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 }  // namespace lockstep::launch

@@ -1,10 +1,8 @@
 #include "tuning/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstdint>
 #include <fmt/format.h>
-#include <map>
-#include <unistd.h>
 
 #include <lockstep/error.h>
 
@@ -16,13 +14,10 @@ namespace lockstep::tuning {
 
 namespace {
 
-// Set for a worker that its launcher binds: the CPUs it was given. It is believed only while the process's
-// affinity is still exactly that, so it does no harm when it comes down to somebody else's child.
-constexpr const char* kBoundTo = "LOCKSTEP_CPUS";
-
 bool is_set(const char* name) { return base::env_string(name).has_value(); }
 
-// OpenMP has been told where to put its threads: do not work against it.
+// OpenMP has been told where to put its threads. It does so when it is loaded, and binds the thread that
+// loads it, so that what this process was given can no longer be seen: leave affinity and threads to it.
 bool openmp_binds() {
   const auto bind = base::env_string("OMP_PROC_BIND");
   if (bind) return *bind != "false" && *bind != "FALSE";
@@ -97,19 +92,6 @@ std::vector<int> cpus_for(const Topology& topology, int rank, int ranks, int thr
   return cpus_of(nodes[node], share(static_cast<int>(nodes[node].size()), rank, taken[node]));
 }
 
-bool narrower(const std::vector<int>& inner, const std::vector<int>& outer) {
-  return inner.size() < outer.size() && std::includes(outer.begin(), outer.end(), inner.begin(), inner.end());
-}
-
-// mpirun and srun bind each rank as they start it, so that it has fewer CPUs than its parent. `taskset
-// torchrun` binds parent and children alike; those CPUs are still to be shared.
-bool bound_by_launcher(const std::vector<int>& mine) {
-  if (const auto given = base::env_string(kBoundTo)) {
-    if (parse_cpu_list(*given) == mine) return true;
-  }
-  return narrower(mine, affinity_of(::getppid()));
-}
-
 }  // namespace
 
 Switches switches_from_environment() {
@@ -130,10 +112,11 @@ Plan plan_on(const Topology& topology, int local_rank, int local_world_size, con
          .hint = "check LOCAL_RANK and LOCAL_WORLD_SIZE"}));
   }
   Plan plan{.keep_heap = switches.heap};
+  const bool by_hand = openmp_binds();
   const int share_of_cores = std::max(topology.usable_cores() / local_world_size, 1);
-  if (!is_set("OMP_NUM_THREADS")) plan.threads = switches.threads.value_or(share_of_cores);
+  if (!is_set("OMP_NUM_THREADS")) plan.threads = switches.threads.value_or(by_hand ? 0 : share_of_cores);
   // A rank that is alone has nobody to keep away from.
-  if (switches.bind && local_world_size > 1 && !openmp_binds()) {
+  if (switches.bind && local_world_size > 1 && !by_hand) {
     plan.cpus = cpus_for(topology, local_rank, local_world_size, share_of_cores);
   }
   return plan;
@@ -143,26 +126,12 @@ Plan plan_for(int local_rank, int local_world_size, const Switches& switches) {
   return plan_on(read_topology(affinity_of()), local_rank, local_world_size, switches);
 }
 
-Plan plan_for_self(int local_rank, int local_world_size, const Switches& switches) {
-  const auto mine = affinity_of();
-  Plan plan = plan_on(read_topology(mine), local_rank, local_world_size, switches);
-  if (openmp_binds()) {
-    // OpenMP has bound this thread to its first place when it was loaded. How many CPUs the process was given
-    // can no longer be seen; OpenMP has seen it, and made as many threads.
-    plan.threads = is_set("OMP_NUM_THREADS") ? 0 : switches.threads.value_or(0);
-  } else if (local_world_size > 1 && bound_by_launcher(mine)) {
-    plan = plan_on(read_topology(mine), 0, 1, switches);
-  }
-  return plan;
-}
-
 std::vector<std::pair<std::string, std::string>> environment_of(const Plan& plan) {
   std::vector<std::pair<std::string, std::string>> variables;
   // LibTorch and MKL go by OpenMP's number, and OpenBLAS does unless OPENBLAS_NUM_THREADS says otherwise.
   if (plan.threads > 0 && !is_set("OMP_NUM_THREADS")) {
     variables.emplace_back("OMP_NUM_THREADS", std::to_string(plan.threads));
   }
-  if (!plan.cpus.empty()) variables.emplace_back(kBoundTo, format_cpu_list(plan.cpus));
   if (plan.keep_heap) {
     for (auto& variable : heap_environment()) variables.push_back(std::move(variable));
   }

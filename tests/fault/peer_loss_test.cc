@@ -38,8 +38,7 @@ std::vector<RankOutcome> train_into(const Fault& fault, int world, std::chrono::
           throw;
         }
       },
-      // A stopped rank stays until we kill it, so this is how long those tests take.
-      {.deadline = 8s});
+      {.deadline = 30s});
 }
 
 class PeerLoss : public ::testing::TestWithParam<int> {};

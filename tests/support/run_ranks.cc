@@ -9,7 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -108,8 +110,22 @@ bool any_running(const std::vector<Child>& children) {
   return std::any_of(children.begin(), children.end(), [](const Child& child) { return child.running; });
 }
 
+// A stopped process does not end by itself; when only such are left there is nothing to wait for.
+bool is_stopped(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  const auto name_end = line.rfind(") ");
+  return name_end != std::string::npos && line[name_end + 2] == 'T';
+}
+
+bool only_stopped_left(const std::vector<Child>& children) {
+  return std::all_of(children.begin(), children.end(),
+                     [](const Child& child) { return !child.running || is_stopped(child.pid); });
+}
+
 void wait_for(std::vector<Child>& children, base::Deadline deadline) {
-  while (any_running(children) && !deadline.expired()) {
+  while (any_running(children) && !only_stopped_left(children) && !deadline.expired()) {
     std::vector<pollfd> polled;
     for (const auto& child : children) polled.push_back({child.output.get(), POLLIN, 0});
     ::poll(polled.data(), polled.size(), 20);
@@ -123,7 +139,7 @@ void wait_for(std::vector<Child>& children, base::Deadline deadline) {
 }  // namespace
 
 std::string RankOutcome::describe() const {
-  std::string how = hung            ? "hung and was killed at the deadline"
+  std::string how = hung            ? "hung and was killed"
                     : signal != 0   ? fmt::format("was killed by signal {}", signal)
                                     : fmt::format("exited with status {}", exit_status);
   return fmt::format("rank {} {}; its output:\n{}", rank, how, output);

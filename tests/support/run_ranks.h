@@ -21,7 +21,7 @@ struct RankOutcome {
   int rank = 0;
   int exit_status = -1;  // -1: did not exit by itself
   int signal = 0;        // what killed it
-  bool hung = false;     // killed by us at the deadline
+  bool hung = false;     // killed by us: at the deadline, or stopped when all others had ended
   std::string output;    // stdout and stderr
 
   std::string describe() const;

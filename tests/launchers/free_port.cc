@@ -1,0 +1,9 @@
+// Prints a port that is free now, for tests written in shell.
+#include <cstdio>
+
+#include "base/port.h"
+
+int main() {
+  std::printf("%d\n", lockstep::base::PortReservation(lockstep::base::Reach::Everyone).port());
+  return 0;
+}

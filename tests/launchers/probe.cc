@@ -1,0 +1,29 @@
+// What a user starts under a launcher: joins, adds up, and says who it is.
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <lockstep/process_group.h>
+
+int main(int argc, char** argv) {
+  try {
+    const auto group = lockstep::init_process_group({.timeout = std::chrono::seconds(60)});
+    auto tensor = at::full({5}, group->rank() + 1);
+    group->all_reduce(tensor);
+    std::printf("rank %d of %d, local %d of %d, node %d of %d, backend %s, sum %d\n", group->rank(), group->world_size(),
+                group->local_rank(), group->local_world_size(), group->node_rank(), group->num_nodes(),
+                group->backend().c_str(), tensor[0].item<int>());
+    std::fflush(stdout);
+    group->barrier();
+    // "probe fail 1": that rank dies after joining.
+    if (argc > 2 && std::string(argv[1]) == "fail" && std::atoi(argv[2]) == group->rank()) std::_Exit(3);
+    if (argc > 2) group->barrier();
+    return 0;
+  } catch (const lockstep::Error& error) {
+    std::fprintf(stderr, "%s: %s\n", std::string(error.kind()).c_str(), error.what());
+    return 1;
+  }
+}
