@@ -1,10 +1,11 @@
-// Trains a small net to tell two spirals apart, with gradients averaged by hand over the ranks of a process group.
+// Trains a small net to tell two spirals apart, with gradients averaged by hand over the ranks of a process
+// group.
 //
 //   build/release/examples/demo                                                   one process
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/demo     two, same global batch
 //
-// The batch is split over the ranks, so that any number of them takes the same steps; afterwards every rank must hold the
-// same parameters, bit for bit.
+// The batch is split over the ranks, so that any number of them takes the same steps; afterwards every rank
+// must hold the same parameters, bit for bit.
 #include <chrono>
 #include <cstdio>
 
@@ -34,7 +35,8 @@ void average_gradients(torch::nn::Module& model, lockstep::ProcessGroup& group) 
 bool replicas_identical(torch::nn::Module& model, lockstep::ProcessGroup& group) {
   bool identical = true;
   for (const auto& parameter : model.parameters()) {
-    for (const auto& other : group.all_gather(parameter)) identical = identical && torch::equal(other, parameter);
+    for (const auto& other : group.all_gather(parameter))
+      identical = identical && torch::equal(other, parameter);
   }
   return identical;
 }
@@ -42,13 +44,14 @@ bool replicas_identical(torch::nn::Module& model, lockstep::ProcessGroup& group)
 int train() {
   const auto group = lockstep::init_process_group();
   if (kGlobalBatch % group->world_size() != 0) {
-    throw lockstep::UsageError("the batch of 240 does not divide by the number of ranks\nhint: use 1 to 6 of them");
+    throw lockstep::UsageError(
+        "the batch of 240 does not divide by the number of ranks\nhint: use 1 to 6 of them");
   }
   const bool speaks = group->rank() == 0;
 
   torch::manual_seed(7);
-  torch::nn::Sequential model(torch::nn::Linear(2, 64), torch::nn::ReLU(), torch::nn::Linear(64, 64), torch::nn::ReLU(),
-                              torch::nn::Linear(64, 2));
+  torch::nn::Sequential model(torch::nn::Linear(2, 64), torch::nn::ReLU(), torch::nn::Linear(64, 64),
+                              torch::nn::ReLU(), torch::nn::Linear(64, 2));
   for (auto& parameter : model->parameters()) group->broadcast(parameter);
   torch::optim::Adam optimizer(model->parameters(), 5e-3);
 
@@ -65,7 +68,8 @@ int train() {
 
     auto mean_loss = loss.detach();
     group->all_reduce(mean_loss, lockstep::ReduceOp::Avg);
-    if (speaks && (step + 1) % 100 == 0) std::printf("step %4d  loss %.4f\n", step + 1, mean_loss.item<double>());
+    if (speaks && (step + 1) % 100 == 0)
+      std::printf("step %4d  loss %.4f\n", step + 1, mean_loss.item<double>());
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
 
@@ -74,9 +78,10 @@ int train() {
   const auto accuracy = model->forward(points).argmax(1).eq(labels).to(torch::kDouble).mean().item<double>();
   const bool identical = replicas_identical(*model, *group);
   if (speaks) {
-    std::printf("%d process%s, backend %s: %.1f s, %.1f %% of 10000 new points right, replicas identical: %s\n",
-                group->world_size(), group->world_size() == 1 ? "" : "es", group->backend().c_str(), seconds.count(),
-                100 * accuracy, identical ? "yes" : "NO");
+    std::printf(
+        "%d process%s, backend %s: %.1f s, %.1f %% of 10000 new points right, replicas identical: %s\n",
+        group->world_size(), group->world_size() == 1 ? "" : "es", group->backend().c_str(), seconds.count(),
+        100 * accuracy, identical ? "yes" : "NO");
   }
   return identical ? 0 : 1;
 }

@@ -23,10 +23,12 @@ class ProcessGroup;
 enum class ReduceOp { Sum, Avg, Product, Min, Max, Band, Bor, Bxor };
 
 struct InitOptions {
-  // "auto" takes the best that this build has for where the ranks are; naming one that it lacks is a UsageError.
+  // "auto" takes the best that this build has for where the ranks are; naming one that it lacks is a
+  // UsageError.
   std::string backend = "auto";
-  // "env://" reads the environment of lockstep run, torchrun, Slurm, Open MPI or PMI (in this order), and is a world of
-  // one without any of them; "tcp://host:port" meets at rank 0's port; "file:///path" at a file all ranks see.
+  // "env://" reads the environment of lockstep run, torchrun, Slurm, Open MPI or PMI (in this order), and is
+  // a world of one without any of them; "tcp://host:port" meets at rank 0's port; "file:///path" at a file
+  // all ranks see.
   std::string init_method = "env://";
   // -1: from the environment.
   int rank = -1, world_size = -1;
@@ -35,8 +37,8 @@ struct InitOptions {
 };
 
 // Every rank must call it; returns when all have arrived. Throws UsageError (bad environment or options),
-// MismatchError (two processes with one rank, different world sizes), TimeoutError (naming the ranks that are missing).
-// Also tunes this process for training (threads, cores, heap): docs/tuning.md.
+// MismatchError (two processes with one rank, different world sizes), TimeoutError (naming the ranks that are
+// missing). Also tunes this process for training (threads, cores, heap): docs/tuning.md.
 std::shared_ptr<ProcessGroup> init_process_group(InitOptions options = {});
 
 // The group that init_process_group made. Throws UsageError before that.
@@ -45,12 +47,14 @@ std::shared_ptr<ProcessGroup> default_group();
 // Forgets the default group; it ends when its last holder lets go. Does not communicate.
 void destroy_process_group();
 
-// Of the default group: "ws" its size, "rank" and "grank" this process's rank, "lrank" its rank on this machine.
+// Of the default group: "ws" its size, "rank" and "grank" this process's rank, "lrank" its rank on this
+// machine.
 int64_t get(std::string_view what);
 
-// Ranks must make the same calls on a group in the same order. A group is not thread-safe; different groups may be used by
-// different threads. Tensors may have any strides and any dtype the operation has a meaning for. A call that cannot be
-// right (wrong shape, unknown rank) throws UsageError and changes nothing; any other error poisons the group.
+// Ranks must make the same calls on a group in the same order. A group is not thread-safe; different groups
+// may be used by different threads. Tensors may have any strides and any dtype the operation has a meaning
+// for. A call that cannot be right (wrong shape, unknown rank) throws UsageError and changes nothing; any
+// other error poisons the group.
 class ProcessGroup {
  public:
   struct Impl;  // src/comm/group.h
@@ -107,8 +111,8 @@ class ProcessGroup {
 
   // Memory that this group reduces with no copy, where its backend can; ordinary memory otherwise.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options);
-  // Every rank of this group must call it with the same ranks (of this group). Sorted, as PyTorch's. Returns null on the
-  // ranks that are not in it.
+  // Every rank of this group must call it with the same ranks (of this group). Sorted, as PyTorch's. Returns
+  // null on the ranks that are not in it.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
   // The c10d object underneath, for code that speaks c10d.
   c10::intrusive_ptr<c10d_backend> c10d() const;

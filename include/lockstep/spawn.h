@@ -5,15 +5,16 @@
 
 namespace lockstep {
 
-// As Python's torch.multiprocessing.spawn: runs body(rank) in `nprocs` new processes on this machine and returns when
-// all have ended. init_process_group() inside the body finds rank, world size and master from the environment that
-// spawn gives each process.
+// As Python's torch.multiprocessing.spawn: runs body(rank) in `nprocs` new processes on this machine and
+// returns when all have ended. init_process_group() inside the body finds rank, world size and master from
+// the environment that spawn gives each process.
 //
-// The first rank that fails is the one reported: its error is thrown again here (same class for lockstep's errors,
-// Error for others, PeerLostError when it was killed or called exit), and the other ranks are stopped.
+// The first rank that fails is the one reported: its error is thrown again here (same class for lockstep's
+// errors, Error for others, PeerLostError when it was killed or called exit), and the other ranks are
+// stopped.
 //
-// The processes are forked: they see what the caller has in memory, and nothing they change comes back. Call it
-// before the program starts threads of its own and before its first backward(); tensor arithmetic is fine.
+// The processes are forked: they see what the caller has in memory, and nothing they change comes back. Call
+// it before the program starts threads of its own and before its first backward(); tensor arithmetic is fine.
 void spawn(int nprocs, std::function<void(int rank)> body);
 
 }  // namespace lockstep

@@ -4,8 +4,8 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <memory>
 #include <ifaddrs.h>
+#include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

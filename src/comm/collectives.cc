@@ -19,10 +19,11 @@ using Tensors = std::vector<at::Tensor>;
 
 [[noreturn]] void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
                          const std::string& hint) {
-  throw UsageError(base::compose({.what = fmt::format("{} cannot be done", name),
-                                  .where = fmt::format("rank {}/{}, {}", group.rank, group.world_size, group.name),
-                                  .evidence = evidence,
-                                  .hint = hint}));
+  throw UsageError(
+      base::compose({.what = fmt::format("{} cannot be done", name),
+                     .where = fmt::format("rank {}/{}, {}", group.rank, group.world_size, group.name),
+                     .evidence = evidence,
+                     .hint = hint}));
 }
 
 void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
@@ -32,7 +33,8 @@ void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::T
 
 void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
   if (rank >= 0 && rank < group.world_size) return;
-  refuse(group, name, fmt::format("there is no rank {}", rank), fmt::format("ranks go from 0 to {}", group.world_size - 1));
+  refuse(group, name, fmt::format("there is no rank {}", rank),
+         fmt::format("ranks go from 0 to {}", group.world_size - 1));
 }
 
 void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
@@ -42,7 +44,8 @@ void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int
 }
 
 // `large` must hold world_size times what `small` holds.
-void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large, const at::Tensor& small) {
+void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
+                 const at::Tensor& small) {
   check_tensor(group, name, large);
   check_tensor(group, name, small);
   if (large.scalar_type() != small.scalar_type()) {
@@ -66,7 +69,9 @@ std::string describe(const char* name, const at::Tensor& tensor) {
 at::Tensor bare(const at::Tensor& tensor) { return tensor.detach(); }
 
 // `tensor` itself when it is contiguous, else a copy.
-at::Tensor contiguous(const at::Tensor& tensor) { return tensor.is_contiguous() ? tensor : tensor.contiguous(); }
+at::Tensor contiguous(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : tensor.contiguous();
+}
 
 // What there is to a call besides the backend's part of it.
 struct Outline {
@@ -132,17 +137,18 @@ std::function<void()> copy_back(const at::Tensor& target, const at::Tensor& dens
 }
 
 // Every rank gets all parts and reduces for itself.
-Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tensor& target, const at::Tensor& dense,
-                         ReduceOp op) {
+Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tensor& target,
+                         const at::Tensor& dense, ReduceOp op) {
   const auto all = room_for_all(*group, dense);
   const auto parts = rows_of(all, group->world_size);
   auto outputs = std::vector<Tensors>{bytes_of(parts)};
   auto inputs = Tensors{as_bytes(dense)};
-  return start(group,
-               {.what = std::move(what),
-                .travelling = {dense},
-                .finish = [target, parts, op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
-               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+  return start(
+      group,
+      {.what = std::move(what),
+       .travelling = {dense},
+       .finish = [target, parts, op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
+      [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
 // all_reduce and reduce: the one for everybody, the other for `root`.
@@ -201,13 +207,13 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
   const auto target = bare(tensor);
   const auto dense = contiguous(target);
   auto wires = Tensors{as_bytes(dense)};
-  return start(group,
-               {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
-               [&](c10d_backend& backend) {
-                 c10d::BroadcastOptions options;
-                 options.rootRank = root;
-                 return backend.broadcast(wires, options);
-               });
+  return start(
+      group, {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
+      [&](c10d_backend& backend) {
+        c10d::BroadcastOptions options;
+        options.rootRank = root;
+        return backend.broadcast(wires, options);
+      });
 }
 
 Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
@@ -221,7 +227,8 @@ Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
 
   auto outputs = std::vector<Tensors>{bytes_of(rows)};
   auto inputs = Tensors{as_bytes(dense)};
-  return start(group, {.what = describe("all_gather", tensor), .travelling = inputs, .result = std::move(result)},
+  return start(group,
+               {.what = describe("all_gather", tensor), .travelling = inputs, .result = std::move(result)},
                [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
@@ -239,11 +246,14 @@ Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, con
   auto outputs = std::vector<Tensors>{bytes_of(rows_of(all, group->world_size))};
   auto inputs = Tensors{as_bytes(dense)};
   return start(group,
-               {.what = describe("all_gather_into_tensor", input), .travelling = inputs, .finish = copy_back(target, all)},
+               {.what = describe("all_gather_into_tensor", input),
+                .travelling = inputs,
+                .finish = copy_back(target, all)},
                [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
-Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input,
+                           ReduceOp op) {
   refuse_if_poisoned(*group);
   check_parts(*group, "reduce_scatter_tensor", input, output);
   check_reduction(op, input.scalar_type());
@@ -254,8 +264,8 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
     target.copy_(dense.view(target.sizes()));
     return {};
   }
-  // Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing one's own
-  // moves as few bytes, and takes the ranks in order.
+  // Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing
+  // one's own moves as few bytes, and takes the ranks in order.
   const auto received = at::empty_like(dense);
   auto wire_out = as_bytes(received);
   auto wire_in = as_bytes(dense);
@@ -263,11 +273,11 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
   return start(group,
                {.what = describe("reduce_scatter_tensor", input) + ", " + name_of(op),
                 .travelling = {wire_out, wire_in},
-                .finish =
-                    [target, parts = rows_of(received, group->world_size), op] {
-                      target.copy_(reduce_locally(parts, op).view(target.sizes()));
-                    }},
-               [&](c10d_backend& backend) { return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts); });
+                .finish = [target, parts = rows_of(received, group->world_size),
+                           op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
+               [&](c10d_backend& backend) {
+                 return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts);
+               });
 }
 
 Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
@@ -291,7 +301,8 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
                });
 }
 
-Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
+Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+             int root) {
   refuse_if_poisoned(*group);
   check_tensor(*group, "scatter", output);
   check_rank(*group, "scatter", root);
@@ -307,7 +318,8 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
       if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type()) {
         refuse(*group, "scatter",
                fmt::format("an input has {} {} elements, the output {} {}", input.numel(),
-                           c10::toString(input.scalar_type()), output.numel(), c10::toString(output.scalar_type())),
+                           c10::toString(input.scalar_type()), output.numel(),
+                           c10::toString(output.scalar_type())),
                "make them alike");
       }
       parts.push_back(contiguous(bare(input)));
@@ -322,7 +334,8 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
   const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
   auto outputs = Tensors{as_bytes(dense)};
   auto wires = gives ? std::vector<Tensors>{bytes_of(parts)} : std::vector<Tensors>{};
-  return start(group, {.what = describe("scatter", output), .travelling = parts, .finish = copy_back(target, dense)},
+  return start(group,
+               {.what = describe("scatter", output), .travelling = parts, .finish = copy_back(target, dense)},
                [&](c10d_backend& backend) {
                  c10d::ScatterOptions options;
                  options.rootRank = root;
@@ -336,10 +349,11 @@ Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at
   check_tensor(*group, "all_to_all_single", input);
   if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type() ||
       input.numel() % group->world_size != 0) {
-    refuse(*group, "all_to_all_single",
-           fmt::format("input has {} {} elements, output {} {}", input.numel(), c10::toString(input.scalar_type()),
-                       output.numel(), c10::toString(output.scalar_type())),
-           fmt::format("make them alike, and divisible by {}", group->world_size));
+    refuse(
+        *group, "all_to_all_single",
+        fmt::format("input has {} {} elements, output {} {}", input.numel(),
+                    c10::toString(input.scalar_type()), output.numel(), c10::toString(output.scalar_type())),
+        fmt::format("make them alike, and divisible by {}", group->world_size));
   }
   if (input.numel() == 0) return {};
   const auto target = bare(output);
@@ -356,7 +370,9 @@ Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at
                {.what = describe("all_to_all_single", input),
                 .travelling = {wire_out, wire_in},
                 .finish = copy_back(target, dense)},
-               [&](c10d_backend& backend) { return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts); });
+               [&](c10d_backend& backend) {
+                 return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts);
+               });
 }
 
 Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {

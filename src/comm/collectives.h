@@ -1,7 +1,7 @@
 // The collectives of a process group, each as an asynchronous call on its c10d backend.
 //
-// Every call does the same in the same order: refuse on a poisoned group, check the arguments, answer at once where
-// there is nothing to send (a world of one, no elements), hand a wire tensor to the backend.
+// Every call does the same in the same order: refuse on a poisoned group, check the arguments, answer at once
+// where there is nothing to send (a world of one, no elements), hand a wire tensor to the backend.
 #pragma once
 
 #include <memory>
@@ -18,9 +18,11 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root);
 Work reduce(const GroupPtr& group, const at::Tensor& tensor, int root, ReduceOp op);
 Work all_gather(const GroupPtr& group, const at::Tensor& tensor);
 Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input);
-Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
+Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input,
+                           ReduceOp op);
 Work gather(const GroupPtr& group, const at::Tensor& tensor, int root);
-Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
+Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+             int root);
 Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input);
 Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag);
 Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag);

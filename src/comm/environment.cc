@@ -1,9 +1,8 @@
 #include "comm/environment.h"
 
+#include <array>
 #include <fmt/format.h>
 #include <unistd.h>
-
-#include <array>
 
 #include <lockstep/error.h>
 
@@ -27,13 +26,20 @@ struct Convention {
   const char* num_nodes;
 };
 
-constexpr Convention kTorchrun = {"torchrun", "RANK", {"WORLD_SIZE", nullptr}, "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                  "GROUP_RANK", "GROUP_WORLD_SIZE"};
-constexpr Convention kSlurm = {"slurm", "SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, "SLURM_LOCALID",
-                               nullptr, "SLURM_NODEID", "SLURM_STEP_NUM_NODES"};
-constexpr Convention kOpenMpi = {"openmpi", "OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE", nullptr},
-                                 "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, nullptr};
-constexpr Convention kPmi = {"pmi", "PMI_RANK", {"PMI_SIZE", nullptr}, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", nullptr, nullptr};
+constexpr Convention kTorchrun = {"torchrun",         "RANK",       {"WORLD_SIZE", nullptr}, "LOCAL_RANK",
+                                  "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"};
+constexpr Convention kSlurm = {
+    "slurm",        "SLURM_PROCID",        {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, "SLURM_LOCALID", nullptr,
+    "SLURM_NODEID", "SLURM_STEP_NUM_NODES"};
+constexpr Convention kOpenMpi = {"openmpi",
+                                 "OMPI_COMM_WORLD_RANK",
+                                 {"OMPI_COMM_WORLD_SIZE", nullptr},
+                                 "OMPI_COMM_WORLD_LOCAL_RANK",
+                                 "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 nullptr,
+                                 nullptr};
+constexpr Convention kPmi = {"pmi",   "PMI_RANK", {"PMI_SIZE", nullptr}, "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+                             nullptr, nullptr};
 
 class Reader {
  public:
@@ -53,8 +59,10 @@ class Reader {
     if (!parsed || *parsed < low || *parsed > high) {
       throw UsageError(base::compose(
           {.what = fmt::format("environment variable {} is not usable", name),
-           .evidence = fmt::format("its value is \"{}\", but it must be a whole number from {} to {}", *value, low, high),
-           .hint = "start the program with a launcher (lockstep run, torchrun, srun, mpirun), which sets it"}));
+           .evidence = fmt::format("its value is \"{}\", but it must be a whole number from {} to {}", *value,
+                                   low, high),
+           .hint =
+               "start the program with a launcher (lockstep run, torchrun, srun, mpirun), which sets it"}));
     }
     return static_cast<int>(*parsed);
   }
@@ -67,8 +75,9 @@ class Reader {
   throw UsageError(base::compose(
       {.what = "the environment says only half of who this process is",
        .evidence = fmt::format("{} is set, but {} is not", present, absent),
-       .hint = fmt::format("set {} too, or unset {} to run as a world of one; a launcher (lockstep run) sets both",
-                           absent, present)}));
+       .hint = fmt::format(
+           "set {} too, or unset {} to run as a world of one; a launcher (lockstep run) sets both", absent,
+           present)}));
 }
 
 // FNV-1a: the ranks of a job must agree on it, on every machine and in every build.
@@ -79,13 +88,15 @@ uint64_t stable_hash(const std::string& text) {
 }
 
 // A port for a job whose launcher names none: below the range from which the kernel hands out free ports.
-uint16_t port_of_job(const std::string& job) { return static_cast<uint16_t>(20000 + stable_hash(job) % 12000); }
+uint16_t port_of_job(const std::string& job) {
+  return static_cast<uint16_t>(20000 + stable_hash(job) % 12000);
+}
 
 bool found(const Reader& reader, const Convention& convention) {
   const auto has = [&](const char* name) { return reader.text(name).has_value(); };
   const bool size = has(convention.world_size[0]) || has(convention.world_size[1]);
-  // Of RANK and WORLD_SIZE each one alone is a mistake worth reporting. The others' sizes stand in shells of an
-  // allocation, too, where no rank was started.
+  // Of RANK and WORLD_SIZE each one alone is a mistake worth reporting. The others' sizes stand in shells of
+  // an allocation, too, where no rank was started.
   if (&convention == &kTorchrun) return has(convention.rank) || size;
   return has(convention.rank) && size;
 }
@@ -99,10 +110,11 @@ Identity read(const Reader& reader, const Convention& convention) {
   if (!world_size) missing(convention.world_size[0], convention.rank);
   if (!rank) missing(convention.rank, size_name);
   if (*rank >= *world_size) {
-    throw UsageError(base::compose({.what = "this process's rank is not in its world",
-                                    .evidence = fmt::format("{}={}, but {}={}: ranks go from 0 to {}", convention.rank,
-                                                            *rank, size_name, *world_size, *world_size - 1),
-                                    .hint = "correct one of the two"}));
+    throw UsageError(
+        base::compose({.what = "this process's rank is not in its world",
+                       .evidence = fmt::format("{}={}, but {}={}: ranks go from 0 to {}", convention.rank,
+                                               *rank, size_name, *world_size, *world_size - 1),
+                       .hint = "correct one of the two"}));
   }
   identity.rank = *rank;
   identity.world_size = *world_size;
@@ -112,7 +124,8 @@ Identity read(const Reader& reader, const Convention& convention) {
   identity.num_nodes = reader.number(convention.num_nodes, 1, kMostRanks);
   // A step on one node has all its tasks there.
   if (!identity.local_world_size && identity.num_nodes == 1) identity.local_world_size = identity.world_size;
-  if (identity.local_rank && identity.local_world_size && *identity.local_rank >= *identity.local_world_size) {
+  if (identity.local_rank && identity.local_world_size &&
+      *identity.local_rank >= *identity.local_world_size) {
     throw UsageError(base::compose(
         {.what = "this process's local rank is not on its machine",
          .evidence = fmt::format("{}={}, but {}={}", convention.local_rank, *identity.local_rank,
@@ -171,7 +184,8 @@ void find_master(const Reader& reader, const Convention& convention, Identity& i
         {.what = "nothing says where the ranks meet",
          .evidence = fmt::format("{} gives rank {} of {}, but not the address of rank 0's machine",
                                  convention.launcher, identity.rank, identity.world_size),
-         .hint = "pass MASTER_ADDR (and MASTER_PORT) to all ranks, for example mpirun -x MASTER_ADDR=node0 …"}));
+         .hint =
+             "pass MASTER_ADDR (and MASTER_PORT) to all ranks, for example mpirun -x MASTER_ADDR=node0 …"}));
   }
   if (!port) identity.master_port = port_of_job(identity.job);
 }
@@ -201,8 +215,8 @@ Identity identify(const Lookup& environment, NeedMaster need_master) {
     if (convention == nullptr && found(reader, *candidate)) convention = candidate;
   }
   if (convention == nullptr) return {.launcher = "none"};
-  // mpirun inside a Slurm job starts its own daemons as a Slurm step, whose variables the ranks inherit. They count the
-  // daemons, not the ranks.
+  // mpirun inside a Slurm job starts its own daemons as a Slurm step, whose variables the ranks inherit. They
+  // count the daemons, not the ranks.
   if (convention == &kSlurm && found(reader, kOpenMpi) &&
       read(reader, kOpenMpi).world_size != read(reader, kSlurm).world_size) {
     convention = &kOpenMpi;

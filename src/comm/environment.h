@@ -28,9 +28,9 @@ struct Identity {
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
-// Looks for lockstep run's and torchrun's variables, then Slurm's, Open MPI's, PMI's; with none of them the world is one
-// process. Throws UsageError, naming the variable, when they are incomplete or contradict each other. Without NeedMaster
-// it does not ask where the ranks meet.
+// Looks for lockstep run's and torchrun's variables, then Slurm's, Open MPI's, PMI's; with none of them the
+// world is one process. Throws UsageError, naming the variable, when they are incomplete or contradict each
+// other. Without NeedMaster it does not ask where the ranks meet.
 enum class NeedMaster { No, Yes };
 Identity identify(const Lookup& environment, NeedMaster need_master);
 // The same on this process's environment.

@@ -1,7 +1,6 @@
 #include "comm/failure.h"
 
 #include <fmt/format.h>
-
 #include <future>
 #include <map>
 #include <optional>
@@ -28,7 +27,8 @@ std::string text_of(const Call& call) { return fmt::format("#{} {}", call.number
 
 // c10d's exceptions carry a C++ stack trace behind their first lines; nobody who reads the error wants it.
 std::string message_of(const std::exception& error) {
-  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) return torch_error->what_without_backtrace();
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
+    return torch_error->what_without_backtrace();
   return error.what();
 }
 
@@ -37,8 +37,9 @@ bool mentions(const std::string& message, std::initializer_list<const char*> wor
                      [&](const char* word) { return message.find(word) != std::string::npos; });
 }
 
-// What each rank said last of where it waits; nothing when the store does not answer. The process that hosts the store may be the one that hangs, and a request
-// to it cannot be given up; so the asking is left to a thread that nobody waits for.
+// What each rank said last of where it waits; nothing when the store does not answer. The process that hosts
+// the store may be the one that hangs, and a request to it cannot be given up; so the asking is left to a
+// thread that nobody waits for.
 using Words = std::optional<std::map<int, std::string>>;
 Words last_words(const ProcessGroup::Impl& group) {
   auto promise = std::make_shared<std::promise<Words>>();
@@ -119,8 +120,8 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
 
   base::ErrorText text{.what = fmt::format("{} failed", call.what),
                        .where = fmt::format("rank {}/{}, host {}, {}, collective #{}, backend {}", group.rank,
-                                            group.world_size, group.ranks.at(group.rank).host, group.name, call.number,
-                                            group.backend)};
+                                            group.world_size, group.ranks.at(group.rank).host, group.name,
+                                            call.number, group.backend)};
   std::string kind = "Error";
   const auto gone = group.watch ? group.watch->gone() : std::vector<int>{};
   if (!gone.empty()) {
@@ -129,14 +130,17 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
     text.hint = "look at the output of that rank: it ended first";
   } else if (mentions(message, {"Timed out", "timed out", "timeout"})) {
     kind = "TimeoutError";
-    text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}", group.timeout.count() / 1000.0,
-                                whereabouts(group, call), message);
-    text.hint = "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
-                "but healthy job needs a longer InitOptions::timeout";
-  } else if (mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"})) {
+    text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}",
+                                group.timeout.count() / 1000.0, whereabouts(group, call), message);
+    text.hint =
+        "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A "
+        "slow "
+        "but healthy job needs a longer InitOptions::timeout";
+  } else if (mentions(message,
+                      {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"})) {
     kind = "PeerLostError";
-    text.evidence =
-        fmt::format("a peer closed its connection{}; the backend says: {}", whereabouts(group, call), message);
+    text.evidence = fmt::format("a peer closed its connection{}; the backend says: {}",
+                                whereabouts(group, call), message);
     text.hint = "look at the output of the other ranks: one of them ended first";
   } else {
     text.evidence = message;

@@ -17,12 +17,12 @@ struct Call {
 // Throws the group's first error again, if it had one.
 void refuse_if_poisoned(ProcessGroup::Impl& group);
 
-// Leaves a word in the store that this rank has been waiting in `call` for a while, so that the others can tell who is
-// where if it ends in a timeout. Does not block.
+// Leaves a word in the store that this rank has been waiting in `call` for a while, so that the others can
+// tell who is where if it ends in a timeout. Does not block.
 void report_waiting(ProcessGroup::Impl& group, const Call& call);
 
-// Must be called while an exception of the backend is being handled. Finds out what can be known, poisons the group,
-// tells the agent, and throws one of lockstep's errors.
+// Must be called while an exception of the backend is being handled. Finds out what can be known, poisons the
+// group, tells the agent, and throws one of lockstep's errors.
 [[noreturn]] void throw_failure(ProcessGroup::Impl& group, const Call& call);
 
 }  // namespace lockstep::comm

@@ -16,14 +16,22 @@ using RedOp = c10d::ReduceOp;
 
 RedOp::RedOpType to_c10d(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return RedOp::SUM;
-    case ReduceOp::Avg: return RedOp::AVG;
-    case ReduceOp::Product: return RedOp::PRODUCT;
-    case ReduceOp::Min: return RedOp::MIN;
-    case ReduceOp::Max: return RedOp::MAX;
-    case ReduceOp::Band: return RedOp::BAND;
-    case ReduceOp::Bor: return RedOp::BOR;
-    case ReduceOp::Bxor: return RedOp::BXOR;
+    case ReduceOp::Sum:
+      return RedOp::SUM;
+    case ReduceOp::Avg:
+      return RedOp::AVG;
+    case ReduceOp::Product:
+      return RedOp::PRODUCT;
+    case ReduceOp::Min:
+      return RedOp::MIN;
+    case ReduceOp::Max:
+      return RedOp::MAX;
+    case ReduceOp::Band:
+      return RedOp::BAND;
+    case ReduceOp::Bor:
+      return RedOp::BOR;
+    case ReduceOp::Bxor:
+      return RedOp::BXOR;
   }
   throw UsageError("unknown reduce operation");
 }
@@ -38,8 +46,10 @@ bool gloo_reduces(at::ScalarType dtype) {
     case at::kChar:
     case at::kByte:
     case at::kInt:
-    case at::kLong: return true;
-    default: return false;
+    case at::kLong:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -55,11 +65,14 @@ std::optional<RedOp::RedOpType> on_truth_values(ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum:
     case ReduceOp::Max:
-    case ReduceOp::Bor: return RedOp::MAX;
+    case ReduceOp::Bor:
+      return RedOp::MAX;
     case ReduceOp::Product:
     case ReduceOp::Min:
-    case ReduceOp::Band: return RedOp::MIN;
-    default: return std::nullopt;
+    case ReduceOp::Band:
+      return RedOp::MIN;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -67,13 +80,20 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   const bool truth = a.scalar_type() == at::kBool;
   switch (op) {
     case ReduceOp::Sum:
-    case ReduceOp::Avg: return truth ? at::bitwise_or(a, b) : at::add(a, b);
-    case ReduceOp::Product: return truth ? at::bitwise_and(a, b) : at::mul(a, b);
-    case ReduceOp::Min: return truth ? at::bitwise_and(a, b) : at::minimum(a, b);
-    case ReduceOp::Max: return truth ? at::bitwise_or(a, b) : at::maximum(a, b);
-    case ReduceOp::Band: return at::bitwise_and(a, b);
-    case ReduceOp::Bor: return at::bitwise_or(a, b);
-    case ReduceOp::Bxor: return at::bitwise_xor(a, b);
+    case ReduceOp::Avg:
+      return truth ? at::bitwise_or(a, b) : at::add(a, b);
+    case ReduceOp::Product:
+      return truth ? at::bitwise_and(a, b) : at::mul(a, b);
+    case ReduceOp::Min:
+      return truth ? at::bitwise_and(a, b) : at::minimum(a, b);
+    case ReduceOp::Max:
+      return truth ? at::bitwise_or(a, b) : at::maximum(a, b);
+    case ReduceOp::Band:
+      return at::bitwise_and(a, b);
+    case ReduceOp::Bor:
+      return at::bitwise_or(a, b);
+    case ReduceOp::Bxor:
+      return at::bitwise_xor(a, b);
   }
   throw UsageError("unknown reduce operation");
 }
@@ -82,14 +102,22 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
 
 const char* name_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return "Sum";
-    case ReduceOp::Avg: return "Avg";
-    case ReduceOp::Product: return "Product";
-    case ReduceOp::Min: return "Min";
-    case ReduceOp::Max: return "Max";
-    case ReduceOp::Band: return "Band";
-    case ReduceOp::Bor: return "Bor";
-    case ReduceOp::Bxor: return "Bxor";
+    case ReduceOp::Sum:
+      return "Sum";
+    case ReduceOp::Avg:
+      return "Avg";
+    case ReduceOp::Product:
+      return "Product";
+    case ReduceOp::Min:
+      return "Min";
+    case ReduceOp::Max:
+      return "Max";
+    case ReduceOp::Band:
+      return "Band";
+    case ReduceOp::Bor:
+      return "Bor";
+    case ReduceOp::Bxor:
+      return "Bxor";
   }
   return "?";
 }
@@ -103,8 +131,9 @@ void check_reduction(ReduceOp op, at::ScalarType dtype) {
     wanted = "numbers that have an order, which complex ones have not";
   }
   if (wanted == nullptr) return;
-  throw UsageError(base::compose({.what = fmt::format("{} of {} tensors has no meaning", name_of(op), c10::toString(dtype)),
-                                  .hint = fmt::format("it takes {}", wanted)}));
+  throw UsageError(base::compose(
+      {.what = fmt::format("{} of {} tensors has no meaning", name_of(op), c10::toString(dtype)),
+       .hint = fmt::format("it takes {}", wanted)}));
 }
 
 at::Tensor as_bytes(const at::Tensor& tensor) {
@@ -112,7 +141,8 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kByte ? flat : flat.view(at::kByte);
 }
 
-std::optional<Wire> reduction_wire(const std::string& backend, const at::Tensor& tensor, ReduceOp op, int world_size) {
+std::optional<Wire> reduction_wire(const std::string& backend, const at::Tensor& tensor, ReduceOp op,
+                                   int world_size) {
   if (backend != "gloo") return Wire{.tensor = tensor, .op = to_c10d(op)};
   const auto dtype = tensor.scalar_type();
   if (dtype == at::kBool) {

@@ -1,7 +1,7 @@
 // What LibTorch's Gloo backend lacks, expressed by what it has: dtypes, averages, bitwise operations.
 //
-// A call sends a *wire* tensor, which is the caller's own where the backend can take it, and brings the result back when
-// the backend is done. Data that only moves travels as bytes, so that every dtype does.
+// A call sends a *wire* tensor, which is the caller's own where the backend can take it, and brings the
+// result back when the backend is done. Data that only moves travels as bytes, so that every dtype does.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ namespace lockstep::comm {
 
 const char* name_of(ReduceOp op);
 
-// Throws UsageError when the operation means nothing for the dtype (the average of integers, the minimum of complex
-// numbers, the bitwise and of floats).
+// Throws UsageError when the operation means nothing for the dtype (the average of integers, the minimum of
+// complex numbers, the bitwise and of floats).
 void check_reduction(ReduceOp op, at::ScalarType dtype);
 
 struct Wire {
@@ -27,9 +27,10 @@ struct Wire {
   std::function<void()> finish;  // may be empty
 };
 
-// How to reduce `tensor` (contiguous) in place. Nothing when the backend cannot reduce it at all; then the ranks gather, and
-// each reduces for itself.
-std::optional<Wire> reduction_wire(const std::string& backend, const at::Tensor& tensor, ReduceOp op, int world_size);
+// How to reduce `tensor` (contiguous) in place. Nothing when the backend cannot reduce it at all; then the
+// ranks gather, and each reduces for itself.
+std::optional<Wire> reduction_wire(const std::string& backend, const at::Tensor& tensor, ReduceOp op,
+                                   int world_size);
 
 // The same memory as flat bytes; `tensor` must be contiguous.
 at::Tensor as_bytes(const at::Tensor& tensor);

@@ -1,7 +1,6 @@
 // init_process_group and the default group.
-#include <fmt/format.h>
-
 #include <cstdio>
+#include <fmt/format.h>
 #include <map>
 #include <mutex>
 
@@ -32,7 +31,8 @@ struct Default {
   std::map<std::string, int> meetings;  // how often this process has met at each place
 };
 
-// Never destroyed: at exit the other ranks may still be talking, and a static object's destructor is no place to wait.
+// Never destroyed: at exit the other ranks may still be talking, and a static object's destructor is no place
+// to wait.
 Default& the_default() {
   static auto* const instance = new Default;
   return *instance;
@@ -82,7 +82,8 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto identity = identity_for(options);
   base::set_log_rank(identity.rank, identity.world_size);
   if (base::env_flag("LOCKSTEP_RUN", false)) {
-    // The launcher reads our output through a pipe. Line by line it arrives while it is news, and survives a crash.
+    // The launcher reads our output through a pipe. Line by line it arrives while it is news, and survives a
+    // crash.
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   }
   if (identity.world_size == 1) {
@@ -94,13 +95,14 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto point = meeting_point(options.init_method, identity);
   const auto root = open_store(point, identity, deadline);
   auto store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("lockstep/{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++), root);
+      fmt::format("lockstep/{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++),
+      root);
   auto mine = facts_of_this_process(identity.rank, identity.world_size);
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
   const auto ranks = meet(*store, mine, deadline);
   tune_process(identity.rank, ranks);
-  auto group =
-      make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks), store, deadline);
+  auto group = make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks),
+                          store, deadline);
   leave(*store, identity.rank, identity.world_size, deadline);
   return group;
 }

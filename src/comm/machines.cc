@@ -1,13 +1,12 @@
 #include "comm/machines.h"
 
+#include <algorithm>
+#include <filesystem>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include <lockstep/error.h>
 
@@ -42,15 +41,10 @@ RankFacts facts_of_this_process(int rank, int world_size) {
 }
 
 std::string encode_facts(const RankFacts& facts) {
-  return nlohmann::json{{"lockstep", kFactsVersion},
-                        {"rank", facts.rank},
-                        {"world_size", facts.world_size},
-                        {"host", facts.host},
-                        {"machine", facts.machine},
-                        {"pid_namespace", facts.pid_namespace},
-                        {"pid", facts.pid},
-                        {"cpus", facts.cpus},
-                        {"address", facts.address}}
+  return nlohmann::json{
+      {"lockstep", kFactsVersion}, {"rank", facts.rank},       {"world_size", facts.world_size},
+      {"host", facts.host},        {"machine", facts.machine}, {"pid_namespace", facts.pid_namespace},
+      {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -70,9 +64,10 @@ RankFacts decode_facts(const std::string& text) {
   } catch (const nlohmann::json::exception&) {
     // Reported below, as any other version is.
   }
-  throw MismatchError(base::compose({.what = "a rank of this job speaks another version of lockstep",
-                                     .evidence = fmt::format("it introduced itself as {}", text.substr(0, 200)),
-                                     .hint = "start the same build of the program on every machine"}));
+  throw MismatchError(
+      base::compose({.what = "a rank of this job speaks another version of lockstep",
+                     .evidence = fmt::format("it introduced itself as {}", text.substr(0, 200)),
+                     .hint = "start the same build of the program on every machine"}));
 }
 
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks) {

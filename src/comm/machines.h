@@ -37,12 +37,14 @@ struct Placement {
 // Machines are numbered in the order of their lowest rank.
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks);
 
-// Watches the processes of this machine through descriptors, which, unlike numbers, never come to mean another process.
+// Watches the processes of this machine through descriptors, which, unlike numbers, never come to mean
+// another process.
 class PeerWatch {
  public:
   explicit PeerWatch(int rank, const std::vector<RankFacts>& ranks);
 
-  // The ranks of this machine that have ended, after giving a death that is just happening a moment to be seen.
+  // The ranks of this machine that have ended, after giving a death that is just happening a moment to be
+  // seen.
   std::vector<int> gone() const;
 
  private:

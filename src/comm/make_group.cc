@@ -1,9 +1,8 @@
 #include "comm/make_group.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <algorithm>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -28,17 +27,20 @@ std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
   const auto elsewhere = std::find_if(ranks.begin(), ranks.end(),
                                       [&](const RankFacts& other) { return other.machine != mine.machine; });
   if (elsewhere == ranks.end()) return "127.0.0.1";
-  if (const auto interface = base::env_string("GLOO_SOCKET_IFNAME")) return base::address_of_interface(*interface);
+  if (const auto interface = base::env_string("GLOO_SOCKET_IFNAME"))
+    return base::address_of_interface(*interface);
   if (!mine.address.empty() && !base::is_loopback(mine.address)) return mine.address;
-  // Rank 0's machine reaches the meeting point, itself, over loopback: take the way to another machine instead.
+  // Rank 0's machine reaches the meeting point, itself, over loopback: take the way to another machine
+  // instead.
   const auto outward = elsewhere->address.empty() ? "" : base::address_towards(elsewhere->address, 1);
   if (!outward.empty() && !base::is_loopback(outward)) return outward;
-  throw UsageError(base::compose(
-      {.what = "cannot tell at which address other machines reach this one",
-       .where = mine.describe(),
-       .evidence = fmt::format("the way to the meeting point starts at \"{}\"", mine.address),
-       .hint = "name the network interface in GLOO_SOCKET_IFNAME, or give MASTER_ADDR as an address that other machines "
-               "can reach"}));
+  throw UsageError(
+      base::compose({.what = "cannot tell at which address other machines reach this one",
+                     .where = mine.describe(),
+                     .evidence = fmt::format("the way to the meeting point starts at \"{}\"", mine.address),
+                     .hint = "name the network interface in GLOO_SOCKET_IFNAME, or give MASTER_ADDR as an "
+                             "address that other machines "
+                             "can reach"}));
 }
 
 std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
@@ -54,10 +56,11 @@ std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<i
     problem = fmt::format("ranks go from 0 to {}", parent.world_size - 1);
   }
   if (problem.empty()) return members;
-  throw UsageError(base::compose({.what = "new_group cannot be done",
-                                  .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
-                                  .evidence = fmt::format("of the ranks [{}]: {}", fmt::join(members, ", "), problem),
-                                  .hint = "name each member once"}));
+  throw UsageError(
+      base::compose({.what = "new_group cannot be done",
+                     .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
+                     .evidence = fmt::format("of the ranks [{}]: {}", fmt::join(members, ", "), problem),
+                     .hint = "name each member once"}));
 }
 
 // All ranks of the parent come with the same list, or none gets a group.
@@ -69,7 +72,8 @@ void agree_on_members(ProcessGroup::Impl& parent, c10d::Store& store, const std:
     throw MismatchError(base::compose(
         {.what = "the ranks do not agree on the members of a new group",
          .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
-         .evidence = fmt::format("{} names [{}], this rank [{}]", parent.ranks.at(rank).describe(), theirs, mine),
+         .evidence =
+             fmt::format("{} names [{}], this rank [{}]", parent.ranks.at(rank).describe(), theirs, mine),
          .hint = "every rank of the parent, member or not, must call new_group with the same ranks"}));
   });
 }
@@ -115,12 +119,13 @@ std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& ba
   impl->store = std::move(store);
   const auto address = own_address(rank, impl->ranks);
   try {
-    impl->c10d = compat::make_gloo(c10::make_intrusive<c10d::PrefixStore>("c10d", impl->store), rank, impl->world_size,
-                                   deadline.budget(), address);
+    impl->c10d = compat::make_gloo(c10::make_intrusive<c10d::PrefixStore>("c10d", impl->store), rank,
+                                   impl->world_size, deadline.budget(), address);
   } catch (...) {
     throw_failure(*impl, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
   }
-  base::log_debug("{}: rank {} of {}, backend {}, address {}", impl->name, rank, impl->world_size, backend, address);
+  base::log_debug("{}: rank {} of {}, backend {}, address {}", impl->name, rank, impl->world_size, backend,
+                  address);
   return wrap(std::move(impl));
 }
 
@@ -142,8 +147,9 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
     std::vector<RankFacts> facts;
     for (const int member : members) facts.push_back(parent.ranks.at(member));
     const int rank = static_cast<int>(mine - members.begin());
-    group = make_group(fmt::format("group {} of ranks {} of {}", number, describe_ranks(members), parent.name),
-                       parent.backend, rank, facts, placement_of(rank, facts), store, deadline);
+    group =
+        make_group(fmt::format("group {} of ranks {} of {}", number, describe_ranks(members), parent.name),
+                   parent.backend, rank, facts, placement_of(rank, facts), store, deadline);
   }
   leave(*store, parent.rank, parent.world_size, deadline);
   return group;

@@ -1,7 +1,7 @@
 // The public face of a group: each call goes to comm/collectives.h.
-#include <lockstep/process_group.h>
-
 #include <ATen/ATen.h>
+
+#include <lockstep/process_group.h>
 
 #include "comm/collectives.h"
 #include "comm/group.h"
@@ -20,8 +20,12 @@ int ProcessGroup::node_rank() const { return impl_->placement.node_rank; }
 int ProcessGroup::num_nodes() const { return impl_->placement.num_nodes; }
 const std::string& ProcessGroup::backend() const { return impl_->backend; }
 
-Work ProcessGroup::all_reduce_async(at::Tensor& tensor, ReduceOp op) { return comm::all_reduce(impl_, tensor, op); }
-Work ProcessGroup::broadcast_async(at::Tensor& tensor, int root) { return comm::broadcast(impl_, tensor, root); }
+Work ProcessGroup::all_reduce_async(at::Tensor& tensor, ReduceOp op) {
+  return comm::all_reduce(impl_, tensor, op);
+}
+Work ProcessGroup::broadcast_async(at::Tensor& tensor, int root) {
+  return comm::broadcast(impl_, tensor, root);
+}
 Work ProcessGroup::reduce_async(at::Tensor& tensor, int root, ReduceOp op) {
   return comm::reduce(impl_, tensor, root, op);
 }
@@ -32,21 +36,31 @@ Work ProcessGroup::all_gather_into_tensor_async(at::Tensor& output, const at::Te
 Work ProcessGroup::reduce_scatter_tensor_async(at::Tensor& output, const at::Tensor& input, ReduceOp op) {
   return comm::reduce_scatter_tensor(impl_, output, input, op);
 }
-Work ProcessGroup::gather_async(const at::Tensor& tensor, int root) { return comm::gather(impl_, tensor, root); }
+Work ProcessGroup::gather_async(const at::Tensor& tensor, int root) {
+  return comm::gather(impl_, tensor, root);
+}
 Work ProcessGroup::scatter_async(at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
   return comm::scatter(impl_, output, inputs, root);
 }
 Work ProcessGroup::all_to_all_single_async(at::Tensor& output, const at::Tensor& input) {
   return comm::all_to_all_single(impl_, output, input);
 }
-Work ProcessGroup::send_async(const at::Tensor& tensor, int to, int tag) { return comm::send(impl_, tensor, to, tag); }
-Work ProcessGroup::recv_async(at::Tensor& tensor, int from, int tag) { return comm::recv(impl_, tensor, from, tag); }
+Work ProcessGroup::send_async(const at::Tensor& tensor, int to, int tag) {
+  return comm::send(impl_, tensor, to, tag);
+}
+Work ProcessGroup::recv_async(at::Tensor& tensor, int from, int tag) {
+  return comm::recv(impl_, tensor, from, tag);
+}
 Work ProcessGroup::barrier_async() { return comm::barrier(impl_); }
 
 void ProcessGroup::all_reduce(at::Tensor& tensor, ReduceOp op) { all_reduce_async(tensor, op).wait(); }
 void ProcessGroup::broadcast(at::Tensor& tensor, int root) { broadcast_async(tensor, root).wait(); }
-void ProcessGroup::reduce(at::Tensor& tensor, int root, ReduceOp op) { reduce_async(tensor, root, op).wait(); }
-std::vector<at::Tensor> ProcessGroup::all_gather(const at::Tensor& tensor) { return all_gather_async(tensor).result(); }
+void ProcessGroup::reduce(at::Tensor& tensor, int root, ReduceOp op) {
+  reduce_async(tensor, root, op).wait();
+}
+std::vector<at::Tensor> ProcessGroup::all_gather(const at::Tensor& tensor) {
+  return all_gather_async(tensor).result();
+}
 void ProcessGroup::all_gather_into_tensor(at::Tensor& output, const at::Tensor& input) {
   all_gather_into_tensor_async(output, input).wait();
 }
@@ -66,7 +80,9 @@ void ProcessGroup::send(const at::Tensor& tensor, int to, int tag) { send_async(
 void ProcessGroup::recv(at::Tensor& tensor, int from, int tag) { recv_async(tensor, from, tag).wait(); }
 void ProcessGroup::barrier() { barrier_async().wait(); }
 
-at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::TensorOptions options) { return at::empty(sizes, options); }
+at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::TensorOptions options) {
+  return at::empty(sizes, options);
+}
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {
   return comm::make_subgroup(*impl_, ranks);

@@ -1,8 +1,7 @@
 #include "comm/rendezvous.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <fmt/format.h>
 #include <functional>
 #include <optional>
 #include <thread>
@@ -26,8 +25,8 @@ std::optional<std::string> look(c10d::Store& store, const std::string& key) {
   return std::string(value.begin(), value.end());
 }
 
-// The store's own wait() cannot be given up in LibTorch 1.13: its late answer would be taken for that of the next
-// request. So ask again and again, with growing pauses. Returns whether `done` became true.
+// The store's own wait() cannot be given up in LibTorch 1.13: its late answer would be taken for that of the
+// next request. So ask again and again, with growing pauses. Returns whether `done` became true.
 bool poll_until(base::Deadline deadline, const std::function<bool()>& done) {
   auto pause = 1ms;
   for (;;) {
@@ -42,8 +41,8 @@ std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
 std::string said_key(int rank) { return fmt::format("said/{}", rank); }
 constexpr const char* kVerdictKey = "verdict";
 
-// Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment until the
-// `arrived` ranks have heard it.
+// Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment
+// until the `arrived` ranks have heard it.
 [[noreturn]] void give_up(c10d::Store& store, int rank, int64_t arrived, const std::string& kind,
                           const std::string& message) {
   if (!store.check({kVerdictKey})) store.set(kVerdictKey, bytes(kind + "\n" + message));
@@ -67,10 +66,11 @@ auto take_part(int rank, int world_size, Part&& part) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw PeerLostError(base::compose({.what = "the store where the ranks meet is gone",
-                                       .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
-                                       .evidence = error.what(),
-                                       .hint = "look at the output of rank 0, which hosts it"}));
+    throw PeerLostError(
+        base::compose({.what = "the store where the ranks meet is gone",
+                       .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
+                       .evidence = error.what(),
+                       .hint = "look at the output of rank 0, which hosts it"}));
   }
 }
 
@@ -82,19 +82,22 @@ void claim(c10d::Store& store, const RankFacts& mine) {
     if (text) first = decode_facts(*text).describe();
     return text.has_value();
   });
-  give_up(store, mine.rank, 0, "MismatchError",
-          base::compose({.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
-                         .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
-                         .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
-                                 "file:// meeting point must be new for each job"}));
+  give_up(
+      store, mine.rank, 0, "MismatchError",
+      base::compose(
+          {.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
+           .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
+           .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
+                   "file:// meeting point must be new for each job"}));
 }
 
 void check_world(const RankFacts& mine, const RankFacts& other) {
   if (other.world_size == mine.world_size) return;
-  throw MismatchError(base::compose({.what = "the ranks do not agree how many they are",
-                                     .evidence = fmt::format("{} says {}, {} says {}", mine.describe(), mine.world_size,
-                                                             other.describe(), other.world_size),
-                                     .hint = "give every process the same WORLD_SIZE"}));
+  throw MismatchError(
+      base::compose({.what = "the ranks do not agree how many they are",
+                     .evidence = fmt::format("{} says {}, {} says {}", mine.describe(), mine.world_size,
+                                             other.describe(), other.world_size),
+                     .hint = "give every process the same WORLD_SIZE"}));
 }
 
 std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, base::Deadline deadline,
@@ -123,10 +126,12 @@ std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, b
            .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
            .evidence = fmt::format("missing: rank {} ({} of {} are here)", describe_ranks(missing),
                                    world_size - missing.size(), world_size),
-           .hint = "look at the output of the missing ranks; a slow start needs a longer InitOptions::timeout"}));
+           .hint =
+               "look at the output of the missing ranks; a slow start needs a longer InitOptions::timeout"}));
     }
   } catch (const Error& error) {
-    const auto arrived = std::count_if(seen.begin(), seen.end(), [](const auto& said) { return said.has_value(); });
+    const auto arrived =
+        std::count_if(seen.begin(), seen.end(), [](const auto& said) { return said.has_value(); });
     give_up(store, rank, arrived, std::string(error.kind()), error.what());
   }
   std::vector<std::string> all;
@@ -142,7 +147,8 @@ std::string describe_ranks(const std::vector<int>& sorted_ranks) {
     size_t last = i;
     while (last + 1 < sorted_ranks.size() && sorted_ranks[last + 1] == sorted_ranks[last] + 1) ++last;
     if (!text.empty()) text += ", ";
-    text += last - i >= 2 ? fmt::format("{}-{}", sorted_ranks[i], sorted_ranks[last]) : std::to_string(sorted_ranks[i]);
+    text += last - i >= 2 ? fmt::format("{}-{}", sorted_ranks[i], sorted_ranks[last])
+                          : std::to_string(sorted_ranks[i]);
     i = last - i >= 2 ? last + 1 : i + 1;
   }
   return text;
@@ -159,9 +165,8 @@ std::vector<std::string> exchange(c10d::Store& store, int rank, int world_size, 
 std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Deadline deadline) {
   take_part(mine.rank, mine.world_size, [&] { claim(store, mine); });
   std::vector<RankFacts> ranks;
-  const auto said =
-      exchange(store, mine.rank, mine.world_size, encode_facts(mine), deadline,
-               [&](int, const std::string& facts) { check_world(mine, decode_facts(facts)); });
+  const auto said = exchange(store, mine.rank, mine.world_size, encode_facts(mine), deadline,
+                             [&](int, const std::string& facts) { check_world(mine, decode_facts(facts)); });
   for (const auto& text : said) ranks.push_back(decode_facts(text));
   return ranks;
 }
@@ -169,7 +174,8 @@ std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Dea
 void leave(c10d::Store& store, int rank, int world_size, base::Deadline deadline) {
   take_part(rank, world_size, [&] {
     const auto left = store.add("left", 1);
-    if (rank == 0 && left < world_size) poll_until(deadline, [&] { return store.add("left", 0) >= world_size; });
+    if (rank == 0 && left < world_size)
+      poll_until(deadline, [&] { return store.add("left", 0) >= world_size; });
   });
 }
 

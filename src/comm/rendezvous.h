@@ -1,5 +1,5 @@
-// The ranks of a job find each other in the store: every rank claims its number and says who it is, and goes on when
-// all have done so.
+// The ranks of a job find each other in the store: every rank claims its number and says who it is, and goes
+// on when all have done so.
 #pragma once
 
 #include <functional>
@@ -14,19 +14,20 @@
 
 namespace lockstep::comm {
 
-// Returns the facts of all ranks, by rank. Throws MismatchError when two processes claim one rank or the world sizes
-// differ, on every rank that is there; TimeoutError naming the ranks that are missing.
-// `store` must be fresh for this meeting (a PrefixStore).
+// Returns the facts of all ranks, by rank. Throws MismatchError when two processes claim one rank or the
+// world sizes differ, on every rank that is there; TimeoutError naming the ranks that are missing. `store`
+// must be fresh for this meeting (a PrefixStore).
 std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Deadline deadline);
 
-// Every rank says something and hears what all say, by rank. `heard` is called as each arrives; what it throws ends the
-// exchange for everybody. Throws TimeoutError naming the ranks that are missing. `store` must be fresh, as above.
+// Every rank says something and hears what all say, by rank. `heard` is called as each arrives; what it
+// throws ends the exchange for everybody. Throws TimeoutError naming the ranks that are missing. `store` must
+// be fresh, as above.
 using Heard = std::function<void(int rank, const std::string& said)>;
 std::vector<std::string> exchange(c10d::Store& store, int rank, int world_size, const std::string& said,
                                   base::Deadline deadline, const Heard& heard = {});
 
-// Rank 0, whose process may host the store, returns only when every rank has come here (or the deadline is over): nobody
-// needs the store after that. The others return at once.
+// Rank 0, whose process may host the store, returns only when every rank has come here (or the deadline is
+// over): nobody needs the store after that. The others return at once.
 void leave(c10d::Store& store, int rank, int world_size, base::Deadline deadline);
 
 // "1, 4-6": for messages.

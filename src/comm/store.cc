@@ -1,8 +1,7 @@
 #include "comm/store.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
+#include <fmt/format.h>
 #include <map>
 #include <mutex>
 
@@ -52,15 +51,16 @@ StorePtr open_tcp(const MeetingPoint& point, const Identity& identity, base::Dea
     return compat::host_tcp_store(base::listen_on(reach, point.port), deadline.budget());
   }
   try {
-    // c10d's own client warns on stderr at each attempt while rank 0 is still on its way. So wait here until somebody
-    // answers, and only then let it connect.
+    // c10d's own client warns on stderr at each attempt while rank 0 is still on its way. So wait here until
+    // somebody answers, and only then let it connect.
     base::connect_to(point.host, point.port, deadline);
   } catch (const TimeoutError& error) {
     throw TimeoutError(base::compose(
         {.what = "the job's meeting point does not answer",
          .where = fmt::format("{}, {}", where(identity), point.describe()),
          .evidence = std::string(error.what()).substr(0, std::string(error.what()).find("\nhint:")),
-         .hint = "check that rank 0 was started and is alive, that MASTER_ADDR and MASTER_PORT are right, and that no "
+         .hint = "check that rank 0 was started and is alive, that MASTER_ADDR and MASTER_PORT are right, "
+                 "and that no "
                  "firewall stands between"}));
   }
   return compat::join_tcp_store(point.host, point.port, deadline.budget());
@@ -87,9 +87,11 @@ MeetingPoint meeting_point(const std::string& init_method, const Identity& ident
     const auto colon = rest.rfind(':');
     if (colon == std::string::npos || colon == 0) bad_method(init_method, "a port is missing");
     const auto port = base::parse_int(rest.substr(colon + 1));
-    if (!port || *port < 1 || *port > 65535) bad_method(init_method, "the port must be a number from 1 to 65535");
+    if (!port || *port < 1 || *port > 65535)
+      bad_method(init_method, "the port must be a number from 1 to 65535");
     point.host = rest.substr(0, colon);
-    if (point.host.starts_with('[') && point.host.ends_with(']')) point.host = point.host.substr(1, point.host.size() - 2);
+    if (point.host.starts_with('[') && point.host.ends_with(']'))
+      point.host = point.host.substr(1, point.host.size() - 2);
     point.port = static_cast<uint16_t>(*port);
     point.one_machine = base::is_loopback(point.host) || point.host == "localhost";
     if (point.one_machine) point.host = "127.0.0.1";
@@ -103,8 +105,8 @@ MeetingPoint meeting_point(const std::string& init_method, const Identity& ident
 }
 
 StorePtr open_store(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
-  // Never closed: a group may be made again after destroy_process_group(), and rank 0's peers may still be asking while
-  // it is done itself.
+  // Never closed: a group may be made again after destroy_process_group(), and rank 0's peers may still be
+  // asking while it is done itself.
   static auto* const opened = new std::map<std::string, StorePtr>;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

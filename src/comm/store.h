@@ -26,8 +26,8 @@ struct MeetingPoint {
 // Reads "env://", "tcp://host:port" or "file:///path". Throws UsageError.
 MeetingPoint meeting_point(const std::string& init_method, const Identity& identity);
 
-// Rank 0 opens it, the others connect; blocks until that is done. A process keeps what it has opened, so that a second
-// call for the same meeting point gives the same store.
+// Rank 0 opens it, the others connect; blocks until that is done. A process keeps what it has opened, so that
+// a second call for the same meeting point gives the same store.
 c10::intrusive_ptr<c10d::Store> open_store(const MeetingPoint& point, const Identity& identity,
                                            base::Deadline deadline);
 

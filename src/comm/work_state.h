@@ -18,9 +18,11 @@ struct Work::State {
   std::shared_ptr<ProcessGroup::Impl> group;
   comm::Call call;
   c10::intrusive_ptr<c10d::Work> c10d;
-  // Gloo tears down its connections when a wait for a send or receive is given up; such a wait must be left alone.
+  // Gloo tears down its connections when a wait for a send or receive is given up; such a wait must be left
+  // alone.
   bool point_to_point = false;
-  // Runs once, in the first wait(), when the backend is done: brings what travelled into the caller's tensors.
+  // Runs once, in the first wait(), when the backend is done: brings what travelled into the caller's
+  // tensors.
   std::function<void()> finish;
   std::vector<at::Tensor> travelling;  // kept alive until then
   std::vector<at::Tensor> result;

@@ -12,8 +12,9 @@ namespace lockstep::compat {
 
 bool has_gloo() { return true; }
 
-c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                                           std::chrono::milliseconds timeout, const std::string& address) {
+c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                           int world_size, std::chrono::milliseconds timeout,
+                                           const std::string& address) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->threads = 2;  // as Python's torch.distributed: two collectives can be under way at a time
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
@@ -24,9 +25,10 @@ c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>
 
 bool has_gloo() { return false; }
 
-c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds,
-                                           const std::string&) {
-  throw UsageError("this LibTorch was built without Gloo\nhint: use a LibTorch built with USE_GLOO, such as Debian's");
+c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, int, int,
+                                           std::chrono::milliseconds, const std::string&) {
+  throw UsageError(
+      "this LibTorch was built without Gloo\nhint: use a LibTorch built with USE_GLOO, such as Debian's");
 }
 
 #endif

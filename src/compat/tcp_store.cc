@@ -1,13 +1,12 @@
 #include "compat/tcp_store.h"
 
+#include <cerrno>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-
-#include <cerrno>
-#include <filesystem>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -43,15 +42,18 @@ int listening_descriptor(uint16_t port) {
     if (!fd) continue;
     int listening = 0;
     socklen_t length = sizeof listening;
-    if (::getsockopt(static_cast<int>(*fd), SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening) continue;
+    if (::getsockopt(static_cast<int>(*fd), SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 ||
+        !listening)
+      continue;
     base::Fd borrowed(static_cast<int>(*fd));
     const uint16_t found = base::local_port(borrowed);
     borrowed.release();
     if (found == port) return static_cast<int>(*fd);
   }
-  throw SystemError(base::compose({.what = "cannot find the socket of the store that was just opened",
-                                   .evidence = fmt::format("no descriptor below /proc/self/fd listens at port {}", port),
-                                   .hint = "is /proc mounted?"}));
+  throw SystemError(
+      base::compose({.what = "cannot find the socket of the store that was just opened",
+                     .evidence = fmt::format("no descriptor below /proc/self/fd listens at port {}", port),
+                     .hint = "is /proc mounted?"}));
 }
 #endif
 
@@ -68,7 +70,8 @@ c10::intrusive_ptr<c10d::Store> host_tcp_store(base::Fd listener, std::chrono::m
 
 #else
 
-// Until the store has accepted the connections it made to itself: closing a socket resets those that still wait.
+// Until the store has accepted the connections it made to itself: closing a socket resets those that still
+// wait.
 void wait_until_all_accepted(int listening) {
   const auto deadline = base::Deadline::in(std::chrono::seconds(10));
   for (;;) {
@@ -76,15 +79,16 @@ void wait_until_all_accepted(int listening) {
     socklen_t length = sizeof info;
     // For a listening socket, this field counts the connections that nobody has accepted yet.
     if (::getsockopt(listening, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_unacked == 0) return;
-    if (deadline.expired()) throw TimeoutError("the store that was just opened does not accept its own connections");
+    if (deadline.expired())
+      throw TimeoutError("the store that was just opened does not accept its own connections");
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
 
-// LibTorch 1.13 opens the store's socket itself, always on all interfaces. So let it open any port, and put ours in the
-// place of its socket: the store's thread knows the socket by its descriptor only, and dup3 exchanges what a descriptor
-// stands for in one step. The thread is waiting in poll() at that moment, on the old socket; the call that
-// follows wakes it, and from then on it waits on ours.
+// LibTorch 1.13 opens the store's socket itself, always on all interfaces. So let it open any port, and put
+// ours in the place of its socket: the store's thread knows the socket by its descriptor only, and dup3
+// exchanges what a descriptor stands for in one step. The thread is waiting in poll() at that moment, on the
+// old socket; the call that follows wakes it, and from then on it waits on ours.
 c10::intrusive_ptr<c10d::Store> host_tcp_store(base::Fd listener, std::chrono::milliseconds timeout) {
   auto options = options_for(0, timeout);
   options.isServer = true;

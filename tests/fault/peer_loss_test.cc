@@ -1,7 +1,8 @@
 // A rank dies or falls silent: the others must learn who it was, soon, and keep saying so.
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 
 #include "support/run_ranks.h"
 
@@ -13,32 +14,32 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-// Reduces until something happens; a survivor exits with 1 and prints its error. Afterwards the group repeats it.
+// Reduces until something happens; a survivor exits with 1 and prints its error. Afterwards the group repeats
+// it.
 std::vector<RankOutcome> train_into(const Fault& fault, int world, std::chrono::milliseconds timeout) {
-  return start_ranks(
-      world,
-      [=](int rank) {
-        const auto group = init_process_group({.backend = "gloo", .timeout = timeout});
-        std::string first;
-        try {
-          for (int step = 0; step < 10; ++step) {
-            fault.reach(rank, step);
-            auto tensor = at::ones({1000});
-            group->all_reduce(tensor);
-          }
-        } catch (const Error& error) {
-          first = error.what();
-        }
-        auto tensor = at::ones({1000});
-        try {
-          group->all_reduce(tensor);
-          ADD_FAILURE() << "a poisoned group works";
-        } catch (const Error& error) {
-          EXPECT_EQ(error.what(), first);
-          throw;
-        }
-      },
-      {.deadline = 30s});
+  return start_ranks(world,
+                     [=](int rank) {
+                       const auto group = init_process_group({.backend = "gloo", .timeout = timeout});
+                       std::string first;
+                       try {
+                         for (int step = 0; step < 10; ++step) {
+                           fault.reach(rank, step);
+                           auto tensor = at::ones({1000});
+                           group->all_reduce(tensor);
+                         }
+                       } catch (const Error& error) {
+                         first = error.what();
+                       }
+                       auto tensor = at::ones({1000});
+                       try {
+                         group->all_reduce(tensor);
+                         ADD_FAILURE() << "a poisoned group works";
+                       } catch (const Error& error) {
+                         EXPECT_EQ(error.what(), first);
+                         throw;
+                       }
+                     },
+                     {.deadline = 30s});
 }
 
 class PeerLoss : public ::testing::TestWithParam<int> {};
@@ -52,8 +53,8 @@ TEST_P(PeerLoss, AKilledRankIsNamedByItsPeers) {
     EXPECT_FALSE(outcome.hung);
     EXPECT_EQ(outcome.exit_status, 1) << outcome.describe();
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("PeerLostError: all_reduce of 1000 Float, Sum failed"),
-                                      HasSubstr("rank " + std::to_string(victim) + " (pid"), HasSubstr("has ended"),
-                                      HasSubstr("hint:")))
+                                      HasSubstr("rank " + std::to_string(victim) + " (pid"),
+                                      HasSubstr("has ended"), HasSubstr("hint:")))
         << outcome.describe();
   }
 }
@@ -66,8 +67,10 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
     if (outcome.rank == victim) continue;
     EXPECT_FALSE(outcome.hung) << outcome.describe();
     EXPECT_EQ(outcome.exit_status, 1) << outcome.describe();
-    // Gloo gives up on all connections when one times out, so the second to notice may see the first one leave.
-    EXPECT_THAT(outcome.output, AnyOf(HasSubstr("TimeoutError: all_reduce"), HasSubstr("PeerLostError: all_reduce")));
+    // Gloo gives up on all connections when one times out, so the second to notice may see the first one
+    // leave.
+    EXPECT_THAT(outcome.output,
+                AnyOf(HasSubstr("TimeoutError: all_reduce"), HasSubstr("PeerLostError: all_reduce")));
     EXPECT_THAT(outcome.output, HasSubstr("hint:"));
   }
 }
@@ -78,23 +81,25 @@ INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss, ::testing::Values(0, 1, 2),
 TEST(PeerLossOfTwo, ATimeoutSaysWhoIsNotThere) {
   const auto outcomes = train_into(Fault::stop_at(1, 3), 2, 2s);
   EXPECT_THAT(outcomes[0].output,
-              AllOf(HasSubstr("TimeoutError: all_reduce of 1000 Float, Sum failed"), HasSubstr("no answer within 2.0 s"),
+              AllOf(HasSubstr("TimeoutError: all_reduce of 1000 Float, Sum failed"),
+                    HasSubstr("no answer within 2.0 s"),
                     HasSubstr("not waiting in any collective: rank 1 (pid"), HasSubstr("hint:")))
       << outcomes[0].describe();
 }
 
 TEST(PeerLossOfTwo, ATimeoutSaysWhatTheOtherWaitsFor) {
-  const auto outcomes = start_ranks(
-      2,
-      [](int rank) {
-        const auto group = init_process_group({.backend = "gloo", .timeout = 3s});
-        auto tensor = at::ones({10});
-        // The ranks have lost step: one reduces, the other is in a barrier.
-        rank == 0 ? group->all_reduce(tensor) : group->barrier();
-      },
-      {.deadline = 20s});
+  const auto outcomes = start_ranks(2,
+                                    [](int rank) {
+                                      const auto group =
+                                          init_process_group({.backend = "gloo", .timeout = 3s});
+                                      auto tensor = at::ones({10});
+                                      // The ranks have lost step: one reduces, the other is in a barrier.
+                                      rank == 0 ? group->all_reduce(tensor) : group->barrier();
+                                    },
+                                    {.deadline = 20s});
   std::string both = outcomes[0].output + outcomes[1].output;
-  EXPECT_THAT(both, AnyOf(HasSubstr("was waiting in #1 barrier"), HasSubstr("was waiting in #1 all_reduce of 10 Float")))
+  EXPECT_THAT(both, AnyOf(HasSubstr("was waiting in #1 barrier"),
+                          HasSubstr("was waiting in #1 all_reduce of 10 Float")))
       << both;
 }
 

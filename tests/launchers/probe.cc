@@ -1,10 +1,10 @@
 // What a user starts under a launcher: joins, adds up, and says who it is.
-#include <ATen/ATen.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
 
 #include <lockstep/process_group.h>
 
@@ -13,9 +13,9 @@ int main(int argc, char** argv) {
     const auto group = lockstep::init_process_group({.timeout = std::chrono::seconds(60)});
     auto tensor = at::full({5}, group->rank() + 1);
     group->all_reduce(tensor);
-    std::printf("rank %d of %d, local %d of %d, node %d of %d, backend %s, sum %d\n", group->rank(), group->world_size(),
-                group->local_rank(), group->local_world_size(), group->node_rank(), group->num_nodes(),
-                group->backend().c_str(), tensor[0].item<int>());
+    std::printf("rank %d of %d, local %d of %d, node %d of %d, backend %s, sum %d\n", group->rank(),
+                group->world_size(), group->local_rank(), group->local_world_size(), group->node_rank(),
+                group->num_nodes(), group->backend().c_str(), tensor[0].item<int>());
     std::fflush(stdout);
     group->barrier();
     // "probe fail 1": that rank dies after joining.

@@ -1,7 +1,8 @@
-// Every collective, for every dtype and operation that has a meaning, against a plain reference: each rank knows what
-// all ranks put in. Sizes: none, one, odd, a few thousand.
-#include <ATen/ATen.h>
+// Every collective, for every dtype and operation that has a meaning, against a plain reference: each rank
+// knows what all ranks put in. Sizes: none, one, odd, a few thousand.
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 
 #include "support/data.h"
 #include "support/run_ranks.h"
@@ -25,13 +26,27 @@ at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, ReduceOp op
     const auto next = wide(inputs[i]);
     switch (op) {
       case ReduceOp::Sum:
-      case ReduceOp::Avg: total = boolean ? total.logical_or(next) : total + next; break;
-      case ReduceOp::Product: total = boolean ? total.logical_and(next) : total * next; break;
-      case ReduceOp::Min: total = boolean ? total.logical_and(next) : at::minimum(total, next); break;
-      case ReduceOp::Max: total = boolean ? total.logical_or(next) : at::maximum(total, next); break;
-      case ReduceOp::Band: total = at::bitwise_and(total, next); break;
-      case ReduceOp::Bor: total = at::bitwise_or(total, next); break;
-      case ReduceOp::Bxor: total = at::bitwise_xor(total, next); break;
+      case ReduceOp::Avg:
+        total = boolean ? total.logical_or(next) : total + next;
+        break;
+      case ReduceOp::Product:
+        total = boolean ? total.logical_and(next) : total * next;
+        break;
+      case ReduceOp::Min:
+        total = boolean ? total.logical_and(next) : at::minimum(total, next);
+        break;
+      case ReduceOp::Max:
+        total = boolean ? total.logical_or(next) : at::maximum(total, next);
+        break;
+      case ReduceOp::Band:
+        total = at::bitwise_and(total, next);
+        break;
+      case ReduceOp::Bor:
+        total = at::bitwise_or(total, next);
+        break;
+      case ReduceOp::Bxor:
+        total = at::bitwise_xor(total, next);
+        break;
     }
   }
   if (op == ReduceOp::Avg) total = total / static_cast<double>(inputs.size());
@@ -214,8 +229,8 @@ TEST_P(Collectives, BarrierHoldsEverybodyBack) {
   });
 }
 
-// Strides are the caller's business: transposed, strided and channels-last tensors give what contiguous ones give, and
-// what lies between their elements is not touched.
+// Strides are the caller's business: transposed, strided and channels-last tensors give what contiguous ones
+// give, and what lies between their elements is not touched.
 TEST_P(Collectives, AnyStrides) {
   run_ranks(world(), "gloo", [](ProcessGroup& group) {
     const auto layouts = std::vector<std::function<at::Tensor(const at::Tensor&)>>{
@@ -262,7 +277,8 @@ TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
       works[i].wait();
       EXPECT_TRUE(works[i].is_done());
       works[i].wait();  // again: nothing happens twice
-      EXPECT_TRUE(same(tensors[i], expected_reduction(everyones(group.world_size(), {100 + i}, at::kFloat, i), ReduceOp::Sum)));
+      EXPECT_TRUE(same(tensors[i], expected_reduction(everyones(group.world_size(), {100 + i}, at::kFloat, i),
+                                                      ReduceOp::Sum)));
     }
   });
 }

@@ -1,7 +1,8 @@
 // What groups are besides their collectives: who is who, subgroups, the default group, the world of one.
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 
 #include <lockstep/c10d.h>
 
@@ -45,15 +46,16 @@ TEST(Groups, RanksKnowWhoTheyAre) {
 }
 
 TEST(Groups, WithoutLocalVariablesTheRanksLookAtEachOther) {
-  expect_success(start_ranks(
-      3,
-      [](int rank) {
-        const auto group = init_process_group({.timeout = 20s});
-        EXPECT_EQ(group->local_rank(), rank);
-        EXPECT_EQ(group->local_world_size(), 3);
-        EXPECT_EQ(group->num_nodes(), 1);
-      },
-      {.environment = [](int) { return Environment{{"LOCAL_RANK", ""}, {"LOCAL_WORLD_SIZE", ""}}; }}));
+  expect_success(start_ranks(3,
+                             [](int rank) {
+                               const auto group = init_process_group({.timeout = 20s});
+                               EXPECT_EQ(group->local_rank(), rank);
+                               EXPECT_EQ(group->local_world_size(), 3);
+                               EXPECT_EQ(group->num_nodes(), 1);
+                             },
+                             {.environment = [](int) {
+                               return Environment{{"LOCAL_RANK", ""}, {"LOCAL_WORLD_SIZE", ""}};
+                             }}));
 }
 
 TEST(Groups, SubgroupsWorkSideBySide) {

@@ -1,14 +1,13 @@
-// How the ranks of a job find each other, and what each mistake gets: an error of the right kind that names the thing,
-// on every rank, within the deadline.
+// How the ranks of a job find each other, and what each mistake gets: an error of the right kind that names
+// the thing, on every rank, within the deadline.
+#include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sstream>
 #include <sys/stat.h>
 
 #include <ATen/ATen.h>
-
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "base/net.h"
 #include "base/port.h"
@@ -80,28 +79,33 @@ TEST(Init, AJobOnOneMachineListensOnLoopbackOnly) {
 TEST(Init, MeetsAtAnAddress) {
   const base::PortReservation port(base::Reach::ThisMachine);
   const auto method = "tcp://127.0.0.1:" + std::to_string(port.port());
-  expect_success(start_ranks(
-      3,
-      [&](int rank) {
-        join_and_sum({.init_method = method, .rank = rank, .world_size = 3, .timeout = 20s});
-        EXPECT_EQ(get("lrank"), rank);
-      },
-      {.environment = [](int) { return Environment{{"RANK", ""}, {"WORLD_SIZE", ""}}; }}));
+  expect_success(start_ranks(3,
+                             [&](int rank) {
+                               join_and_sum(
+                                   {.init_method = method, .rank = rank, .world_size = 3, .timeout = 20s});
+                               EXPECT_EQ(get("lrank"), rank);
+                             },
+                             {.environment = [](int) {
+                               return Environment{{"RANK", ""}, {"WORLD_SIZE", ""}};
+                             }}));
 }
 
 TEST(Init, MeetsInAFile) {
   const TemporaryDirectory directory;
   const auto method = "file://" + directory.path("meeting");
   expect_success(start_ranks(3, [&](int) { join_and_sum({.init_method = method, .timeout = 20s}); },
-                             {.environment = [](int) { return Environment{{"MASTER_PORT", ""}}; }}));
+                             {.environment = [](int) {
+                               return Environment{{"MASTER_PORT", ""}};
+                             }}));
 }
 
 TEST(Init, MeetingPointsThatCannotBe) {
   const auto outcomes = start_ranks(2, [](int rank) {
-    for (const char* method : {"tcp://127.0.0.1", "tcp://:80", "tcp://127.0.0.1:0", "tcp://127.0.0.1:70000",
-                               "tcp://127.0.0.1:x", "file://relative", "file:///", "file:///no/such/directory/f",
-                               "http://x", ""}) {
-      EXPECT_THROW(init_process_group({.init_method = method, .rank = rank, .world_size = 2, .timeout = 2s}), UsageError)
+    for (const char* method :
+         {"tcp://127.0.0.1", "tcp://:80", "tcp://127.0.0.1:0", "tcp://127.0.0.1:70000", "tcp://127.0.0.1:x",
+          "file://relative", "file:///", "file:///no/such/directory/f", "http://x", ""}) {
+      EXPECT_THROW(init_process_group({.init_method = method, .rank = rank, .world_size = 2, .timeout = 2s}),
+                   UsageError)
           << method;
     }
   });
@@ -119,7 +123,8 @@ TEST(Init, OptionsThatCannotBe) {
       init_process_group({.backend = "smoke signals"});
       ADD_FAILURE() << "took an unknown backend";
     } catch (const UsageError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("smoke signals"), HasSubstr("there is: gloo"), HasSubstr("hint:")));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("smoke signals"), HasSubstr("there is: gloo"), HasSubstr("hint:")));
     }
     EXPECT_THROW(init_process_group({.backend = "nccl"}), UsageError);
     join_and_sum({.timeout = 20s});  // a refusal leaves nothing behind
@@ -127,20 +132,28 @@ TEST(Init, OptionsThatCannotBe) {
 }
 
 TEST(Init, EnvironmentThatCannotBe) {
-  const std::vector<Environment> mistakes = {
-      {{"WORLD_SIZE", ""}},    {{"RANK", ""}},         {{"RANK", "7"}},         {{"RANK", "-1"}},
-      {{"RANK", "one"}},       {{"WORLD_SIZE", "0"}},  {{"WORLD_SIZE", "2x"}},  {{"MASTER_ADDR", ""}},
-      {{"MASTER_PORT", ""}},   {{"MASTER_PORT", "0"}}, {{"MASTER_PORT", "99999"}}, {{"LOCAL_RANK", "5"}}};
+  const std::vector<Environment> mistakes = {{{"WORLD_SIZE", ""}},
+                                             {{"RANK", ""}},
+                                             {{"RANK", "7"}},
+                                             {{"RANK", "-1"}},
+                                             {{"RANK", "one"}},
+                                             {{"WORLD_SIZE", "0"}},
+                                             {{"WORLD_SIZE", "2x"}},
+                                             {{"MASTER_ADDR", ""}},
+                                             {{"MASTER_PORT", ""}},
+                                             {{"MASTER_PORT", "0"}},
+                                             {{"MASTER_PORT", "99999"}},
+                                             {{"LOCAL_RANK", "5"}}};
   for (const auto& mistake : mistakes) {
     const auto& [name, value] = *mistake.begin();
     SCOPED_TRACE(name + "=" + value);
-    const auto outcomes = start_ranks(1, [](int) { init_process_group({.timeout = 5s}); },
-                                      {.environment = [&](int) {
-                                        auto environment = mistake;
-                                        environment.insert({"WORLD_SIZE", "2"});
-                                        environment.insert({"LOCAL_WORLD_SIZE", "2"});
-                                        return environment;
-                                      }});
+    const auto outcomes =
+        start_ranks(1, [](int) { init_process_group({.timeout = 5s}); }, {.environment = [&](int) {
+                      auto environment = mistake;
+                      environment.insert({"WORLD_SIZE", "2"});
+                      environment.insert({"LOCAL_WORLD_SIZE", "2"});
+                      return environment;
+                    }});
     EXPECT_EQ(outcomes[0].exit_status, 1) << outcomes[0].describe();
     EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("UsageError: "), HasSubstr(name), HasSubstr("hint:")));
   }
@@ -152,8 +165,9 @@ TEST(Init, ARankThatNeverArrivesIsNamed) {
   });
   for (const int rank : {0, 2}) {
     EXPECT_EQ(outcomes[rank].exit_status, 1);
-    EXPECT_THAT(outcomes[rank].output, AllOf(HasSubstr("TimeoutError: not all ranks arrived within 2.0 s"),
-                                             HasSubstr("missing: rank 1 (2 of 3 are here)"), HasSubstr("hint:")));
+    EXPECT_THAT(outcomes[rank].output,
+                AllOf(HasSubstr("TimeoutError: not all ranks arrived within 2.0 s"),
+                      HasSubstr("missing: rank 1 (2 of 3 are here)"), HasSubstr("hint:")));
   }
 }
 
@@ -161,26 +175,29 @@ TEST(Init, RankZeroThatNeverArrivesIsSuspected) {
   const auto outcomes = start_ranks(2, [](int rank) {
     if (rank != 0) init_process_group({.timeout = 1s});
   });
-  EXPECT_THAT(outcomes[1].output,
-              AllOf(HasSubstr("TimeoutError: "), HasSubstr("Connection refused"), HasSubstr("check that rank 0 was started")));
+  EXPECT_THAT(outcomes[1].output, AllOf(HasSubstr("TimeoutError: "), HasSubstr("Connection refused"),
+                                        HasSubstr("check that rank 0 was started")));
 }
 
 TEST(Init, AMasterThatDoesNotExistIsNamed) {
   for (const char* address : {"no-such-host.invalid", "127.0.0.2"}) {
     const auto outcomes =
         start_ranks(1, [](int) { init_process_group({.timeout = 1s}); }, {.environment = [&](int) {
-                      return Environment{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", ""},
-                                         {"LOCAL_WORLD_SIZE", ""}, {"MASTER_ADDR", address}};
+                      return Environment{{"RANK", "1"},
+                                         {"WORLD_SIZE", "2"},
+                                         {"LOCAL_RANK", ""},
+                                         {"LOCAL_WORLD_SIZE", ""},
+                                         {"MASTER_ADDR", address}};
                     }});
     EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("TimeoutError: "), HasSubstr("hint:")));
   }
 }
 
 TEST(Init, TwoProcessesWithOneRankAreAMismatchForAll) {
-  const auto outcomes = start_ranks(3, [](int) { init_process_group({.timeout = 20s}); },
-                                    {.environment = [](int rank) {
-                                      return Environment{{"RANK", rank == 2 ? "1" : std::to_string(rank)}};
-                                    }});
+  const auto outcomes =
+      start_ranks(3, [](int) { init_process_group({.timeout = 20s}); }, {.environment = [](int rank) {
+                    return Environment{{"RANK", rank == 2 ? "1" : std::to_string(rank)}};
+                  }});
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_status, 1);
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: two processes say that they are rank 1 of 3"),
@@ -189,10 +206,10 @@ TEST(Init, TwoProcessesWithOneRankAreAMismatchForAll) {
 }
 
 TEST(Init, DifferentWorldSizesAreAMismatchForAll) {
-  const auto outcomes = start_ranks(2, [](int) { init_process_group({.timeout = 20s}); },
-                                    {.environment = [](int rank) {
-                                      return Environment{{"WORLD_SIZE", rank == 0 ? "2" : "3"}, {"LOCAL_WORLD_SIZE", "3"}};
-                                    }});
+  const auto outcomes =
+      start_ranks(2, [](int) { init_process_group({.timeout = 20s}); }, {.environment = [](int rank) {
+                    return Environment{{"WORLD_SIZE", rank == 0 ? "2" : "3"}, {"LOCAL_WORLD_SIZE", "3"}};
+                  }});
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_status, 1);
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: the ranks do not agree how many they are"),
@@ -203,9 +220,10 @@ TEST(Init, DifferentWorldSizesAreAMismatchForAll) {
 TEST(Init, APortThatIsTakenIsNamed) {
   const auto listener = base::listen_on(base::Reach::ThisMachine, 0);
   const auto port = std::to_string(base::local_port(listener));
-  const auto outcomes = start_ranks(1, [](int) { init_process_group({.timeout = 2s}); }, {.environment = [&](int) {
-                                      return Environment{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", port}};
-                                    }});
+  const auto outcomes =
+      start_ranks(1, [](int) { init_process_group({.timeout = 2s}); }, {.environment = [&](int) {
+                    return Environment{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", port}};
+                  }});
   EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("SystemError: cannot open TCP port " + port),
                                         HasSubstr("Address already in use"), HasSubstr("hint:")));
 }
@@ -221,7 +239,8 @@ TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
   };
   EXPECT_EQ(job()[0].exit_status, 7);
   for (const auto& outcome : job()) {
-    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: two processes say"), HasSubstr("must be new")));
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("MismatchError: two processes say"), HasSubstr("must be new")));
   }
 }
 

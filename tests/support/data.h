@@ -8,7 +8,8 @@
 
 namespace lockstep::testing {
 
-// Small whole numbers (0 … 3) that differ from rank to rank and from element to element. Truth values for bool.
+// Small whole numbers (0 … 3) that differ from rank to rank and from element to element. Truth values for
+// bool.
 inline at::Tensor exact_data(at::IntArrayRef sizes, at::ScalarType dtype, int rank, int salt = 0) {
   const int64_t count = c10::multiply_integers(sizes);
   auto values = at::remainder(at::arange(count, at::kLong) * 7 + rank * 5 + salt * 3, 4);
@@ -18,7 +19,7 @@ inline at::Tensor exact_data(at::IntArrayRef sizes, at::ScalarType dtype, int ra
 
 inline const std::vector<at::ScalarType>& all_dtypes() {
   static const std::vector<at::ScalarType> dtypes = {
-      at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,          at::kByte,
+      at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,         at::kByte,
       at::kShort, at::kInt,    at::kLong, at::kBool,     at::kComplexFloat, at::kComplexDouble};
   return dtypes;
 }

@@ -1,19 +1,18 @@
 #include "support/run_ranks.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fstream>
 #include <gtest/gtest.h>
+#include <iostream>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iostream>
 #include <thread>
+#include <unistd.h>
 
 #include "base/deadline.h"
 #include "base/fd.h"
@@ -34,12 +33,10 @@ struct Child {
 };
 
 void set_environment(int rank, int world, uint16_t port, const Start& start) {
-  Environment environment = {{"RANK", std::to_string(rank)},
-                             {"WORLD_SIZE", std::to_string(world)},
-                             {"LOCAL_RANK", std::to_string(rank)},
-                             {"LOCAL_WORLD_SIZE", std::to_string(world)},
-                             {"MASTER_ADDR", "127.0.0.1"},
-                             {"MASTER_PORT", std::to_string(port)}};
+  Environment environment = {
+      {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world)},
+      {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(world)},
+      {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port)}};
   if (start.environment) {
     for (const auto& [name, value] : start.environment(rank)) environment[name] = value;
   }
@@ -50,7 +47,8 @@ void set_environment(int rank, int world, uint16_t port, const Start& start) {
 
 int run_body(int rank, const std::function<void(int)>& body) {
   bool thrown = false;
-  // A thread of its own: if the parent has used OpenMP, the pool that its main thread remembers is not in this process.
+  // A thread of its own: if the parent has used OpenMP, the pool that its main thread remembers is not in
+  // this process.
   std::thread([&] {
     try {
       body(rank);
@@ -139,9 +137,9 @@ void wait_for(std::vector<Child>& children, base::Deadline deadline) {
 }  // namespace
 
 std::string RankOutcome::describe() const {
-  std::string how = hung            ? "hung and was killed"
-                    : signal != 0   ? fmt::format("was killed by signal {}", signal)
-                                    : fmt::format("exited with status {}", exit_status);
+  std::string how = hung          ? "hung and was killed"
+                    : signal != 0 ? fmt::format("was killed by signal {}", signal)
+                                  : fmt::format("exited with status {}", exit_status);
   return fmt::format("rank {} {}; its output:\n{}", rank, how, output);
 }
 
@@ -182,13 +180,12 @@ void expect_success(const std::vector<RankOutcome>& outcomes) {
 
 void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup&)>& body,
                std::chrono::seconds deadline) {
-  expect_success(start_ranks(
-      world,
-      [&](int) {
-        const auto group = init_process_group({.backend = backend, .timeout = 20s});
-        body(*group);
-      },
-      {.deadline = deadline}));
+  expect_success(start_ranks(world,
+                             [&](int) {
+                               const auto group = init_process_group({.backend = backend, .timeout = 20s});
+                               body(*group);
+                             },
+                             {.deadline = deadline}));
 }
 
 void Fault::reach(int rank, int step) const {

@@ -1,8 +1,8 @@
 // Runs a test body in one real process for each rank.
 //
-// A failed assertion or an exception in any rank fails the test in the parent and quotes that rank's output. A deadline
-// kills the processes that were started, by pid, and nothing else. At the end none of them, nor any child of theirs,
-// may be left.
+// A failed assertion or an exception in any rank fails the test in the parent and quotes that rank's output.
+// A deadline kills the processes that were started, by pid, and nothing else. At the end none of them, nor
+// any child of theirs, may be left.
 #pragma once
 
 #include <chrono>
@@ -29,13 +29,16 @@ struct RankOutcome {
 
 struct Start {
   std::chrono::seconds deadline{60};
-  // Added to (or, when empty, taken out of) each rank's environment, after RANK, WORLD_SIZE and so on are set.
+  // Added to (or, when empty, taken out of) each rank's environment, after RANK, WORLD_SIZE and so on are
+  // set.
   std::function<Environment(int rank)> environment = {};
 };
 
-// Starts `world` processes that run body(rank), and waits for them. An exception that leaves the body is printed as
+// Starts `world` processes that run body(rank), and waits for them. An exception that leaves the body is
+// printed as
 // "<kind>: <what>" and makes the rank exit with status 1, as does a failed assertion.
-std::vector<RankOutcome> start_ranks(int world, const std::function<void(int rank)>& body, const Start& start = {});
+std::vector<RankOutcome> start_ranks(int world, const std::function<void(int rank)>& body,
+                                     const Start& start = {});
 
 // The common case: each rank makes the default group first, and every rank must succeed.
 void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup& group)>& body,

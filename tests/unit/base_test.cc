@@ -1,12 +1,11 @@
 // The torch-free ground: messages, environment, ports, notes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdlib>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <set>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <lockstep/error.h>
 

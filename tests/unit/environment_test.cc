@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <map>
 
 #include <lockstep/error.h>
@@ -45,10 +44,17 @@ TEST(Identify, NothingIsAWorldOfOne) {
 }
 
 TEST(Identify, Torchrun) {
-  const auto identity = identity_in({{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
-                                     {"GROUP_RANK", "1"}, {"GROUP_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"},
-                                     {"MASTER_PORT", "29500"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                                     {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_RUN_ID", "abc"}});
+  const auto identity = identity_in({{"RANK", "5"},
+                                     {"WORLD_SIZE", "8"},
+                                     {"LOCAL_RANK", "1"},
+                                     {"LOCAL_WORLD_SIZE", "4"},
+                                     {"GROUP_RANK", "1"},
+                                     {"GROUP_WORLD_SIZE", "2"},
+                                     {"MASTER_ADDR", "node0"},
+                                     {"MASTER_PORT", "29500"},
+                                     {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                     {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                     {"TORCHELASTIC_RUN_ID", "abc"}});
   EXPECT_EQ(identity.launcher, "torchrun");
   EXPECT_EQ(identity.rank, 5);
   EXPECT_EQ(identity.world_size, 8);
@@ -63,9 +69,15 @@ TEST(Identify, Torchrun) {
 }
 
 TEST(Identify, Slurm) {
-  Variables variables = {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "99"}, {"SLURM_STEP_NUM_TASKS", "4"},
-                         {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}, {"SLURM_STEP_NUM_NODES", "2"},
-                         {"SLURM_STEP_NODELIST", "gpu[07-08]"}, {"SLURM_JOB_ID", "4242"}, {"SLURM_STEP_ID", "0"}};
+  Variables variables = {{"SLURM_PROCID", "3"},
+                         {"SLURM_NTASKS", "99"},
+                         {"SLURM_STEP_NUM_TASKS", "4"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_NODEID", "1"},
+                         {"SLURM_STEP_NUM_NODES", "2"},
+                         {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+                         {"SLURM_JOB_ID", "4242"},
+                         {"SLURM_STEP_ID", "0"}};
   const auto identity = identity_in(variables);
   EXPECT_EQ(identity.launcher, "slurm");
   EXPECT_EQ(identity.rank, 3);
@@ -89,8 +101,11 @@ TEST(Identify, Slurm) {
 }
 
 TEST(Identify, SlurmOnOneNodeStaysOnLoopback) {
-  const auto identity = identity_in({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "1"},
-                                     {"SLURM_STEP_NODELIST", "node1"}, {"SLURM_JOB_ID", "1"}});
+  const auto identity = identity_in({{"SLURM_PROCID", "0"},
+                                     {"SLURM_STEP_NUM_TASKS", "2"},
+                                     {"SLURM_STEP_NUM_NODES", "1"},
+                                     {"SLURM_STEP_NODELIST", "node1"},
+                                     {"SLURM_JOB_ID", "1"}});
   EXPECT_EQ(identity.master_addr, "127.0.0.1");
   EXPECT_EQ(identity.local_world_size, 2);
 }
@@ -100,8 +115,11 @@ TEST(Identify, AShellOfASlurmAllocationIsNoRank) {
 }
 
 TEST(Identify, OpenMpi) {
-  Variables variables = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "3811"}};
+  Variables variables = {{"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_SIZE", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                         {"PMIX_NAMESPACE", "3811"}};
   const auto identity = identity_in(variables);
   EXPECT_EQ(identity.launcher, "openmpi");
   EXPECT_EQ(identity.rank, 1);
@@ -115,15 +133,19 @@ TEST(Identify, OpenMpi) {
 }
 
 TEST(Identify, MpirunInsideASlurmJobIsOpenMpi) {
-  const auto identity = identity_in({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"},
-                                     {"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"},
-                                     {"OMPI_COMM_WORLD_LOCAL_RANK", "3"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
+  const auto identity = identity_in({{"SLURM_PROCID", "0"},
+                                     {"SLURM_STEP_NUM_TASKS", "1"},
+                                     {"OMPI_COMM_WORLD_RANK", "3"},
+                                     {"OMPI_COMM_WORLD_SIZE", "4"},
+                                     {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                                     {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
   EXPECT_EQ(identity.launcher, "openmpi");
   EXPECT_EQ(identity.rank, 3);
 }
 
 TEST(Identify, Pmi) {
-  const auto identity = identity_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "3"}});
+  const auto identity =
+      identity_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "3"}});
   EXPECT_EQ(identity.launcher, "pmi");
   EXPECT_EQ(identity.rank, 1);
   EXPECT_EQ(identity.world_size, 3);
@@ -145,7 +167,8 @@ TEST(Identify, HalfAnAnswerIsRefusedByName) {
   EXPECT_THAT(refusal_of({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not"));
   EXPECT_THAT(refusal_of({{"WORLD_SIZE", "2"}}), HasSubstr("RANK is not"));
   EXPECT_THAT(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("MASTER_ADDR is not"));
-  EXPECT_THAT(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "x"}}), HasSubstr("MASTER_PORT is not"));
+  EXPECT_THAT(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "x"}}),
+              HasSubstr("MASTER_PORT is not"));
   EXPECT_THAT(refusal_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=2"));
   EXPECT_THAT(refusal_of({{"RANK", "1.5"}, {"WORLD_SIZE", "2"}}), HasSubstr("\"1.5\""));
   EXPECT_THAT(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "99999999999999999999"}}), HasSubstr("WORLD_SIZE"));
