@@ -101,7 +101,7 @@ void refuse_if_poisoned(ProcessGroup::Impl& group) {
 void report_waiting(ProcessGroup::Impl& group, const Call& call) {
   try {
     const std::string text = text_of(call);
-    group.store->set(waiting_key(group.rank), {text.begin(), text.end()});
+    group.store->set(waiting_key(group.rank), std::vector<uint8_t>(text.begin(), text.end()));
   } catch (const std::exception& error) {
     base::log_debug("cannot leave word that this rank waits: {}", error.what());
   }

@@ -22,7 +22,7 @@ struct Setting {
 
 // glibc serves a large block by mmap and gives it back when it is freed, and gives back what is free at the
 // end of the heap. Either way the next step faults the same memory in again, page by page, zeroed by the
-// kernel. Raising the mmap threshold instead of forbidding mmap helps only below 32 MiB on older glibc.
+// kernel. Forbidding mmap reaches further than a higher threshold, which glibc documents up to 32 MiB only.
 // docs/tuning.md has the figures.
 constexpr std::array kSettings = {
     Setting{M_MMAP_MAX,
