@@ -14,7 +14,6 @@ BUILD := build/$(PRESET)
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 JOBS ?= $(shell nproc)
-# Debian's python3-torch and openmpi-bin serve the tests that compare with them and start under them.
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
 .PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap
@@ -63,6 +62,7 @@ test-slurm: build
 	@tests/launchers/slurm $(CURDIR)/$(BUILD)
 
 bench-heap: configure
+	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
 	@$(BUILD)/bench/heap/bench_heap
 

@@ -24,6 +24,7 @@
 
 #include "base/env.h"
 #include "base/host.h"
+#include "comm/environment.h"
 #include "report.h"
 #include "tuning/blas.h"
 #include "tuning/cgroup.h"
@@ -283,34 +284,40 @@ void system(Report& report) {
   }
 }
 
+// An error's message, taken apart into what is wrong and what to do.
+void add_problem(Report& report, const Error& error) {
+  const std::string message = error.what();
+  const auto hint = message.find("\nhint: ");
+  report.problem(message.substr(0, hint), hint == std::string::npos ? "" : message.substr(hint + 7));
+}
+
+// What init_process_group would find out of the environment, without meeting anybody.
 void job(Report& report) {
   auto& section = report.section("job", "Job, as the environment tells");
-  constexpr std::array kVariables = {"RANK",
-                                     "WORLD_SIZE",
-                                     "LOCAL_RANK",
-                                     "LOCAL_WORLD_SIZE",
-                                     "GROUP_RANK",
-                                     "NODE_RANK",
-                                     "MASTER_ADDR",
-                                     "MASTER_PORT",
-                                     "TORCHELASTIC_RUN_ID",
-                                     "SLURM_JOB_ID",
-                                     "SLURM_PROCID",
-                                     "SLURM_NTASKS",
-                                     "SLURM_LOCALID",
-                                     "SLURM_NODEID",
-                                     "SLURM_STEP_NODELIST",
-                                     "OMPI_COMM_WORLD_RANK",
-                                     "OMPI_COMM_WORLD_SIZE",
-                                     "OMPI_COMM_WORLD_LOCAL_RANK",
-                                     "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                     "PMI_RANK",
-                                     "PMI_SIZE",
-                                     "MPI_LOCALRANKID"};
-  for (const char* name : kVariables) {
-    if (const auto value = base::env_string(name)) section.row(name, name, *value);
+  comm::Identity identity;
+  try {
+    identity = comm::identify(comm::NeedMaster::Yes);
+  } catch (const UsageError& error) {
+    section.row("launcher", "launcher", "cannot be told: see the problems below", nullptr);
+    return add_problem(report, error);
   }
-  if (section.rows.empty()) section.row("launcher", "launcher", "none: a world of one process", nullptr);
+  if (identity.launcher == "none") {
+    section.row("launcher", "launcher", "none: a world of one process", nullptr);
+    return;
+  }
+  section.row("launcher", "launcher", identity.launcher + "'s variables", identity.launcher);
+  section.row("rank", "rank", fmt::format("{} of {}", identity.rank, identity.world_size), identity.rank);
+  if (identity.local_rank) {
+    section.row("local_rank", "local rank",
+                identity.local_world_size
+                    ? fmt::format("{} of {}", *identity.local_rank, *identity.local_world_size)
+                    : std::to_string(*identity.local_rank),
+                *identity.local_rank);
+  }
+  if (!identity.master_addr.empty()) {
+    const auto master = fmt::format("{}:{}", identity.master_addr, identity.master_port);
+    section.row("master", "meeting point", master, master);
+  }
 }
 
 // One line for each number of local ranks worth telling apart: 1, 2, 4, … and one for each core.
@@ -319,10 +326,7 @@ void tuning_plans(Report& report, const tuning::Topology& machine) {
   try {
     switches = tuning::switches_from_environment();
   } catch (const UsageError& error) {
-    const std::string message = error.what();
-    const auto hint = message.find("\nhint: ");
-    report.problem(message.substr(0, hint),
-                   hint == std::string::npos ? "unset it" : message.substr(hint + 7));
+    add_problem(report, error);
   }
   auto& section = report.section("tuning", "Tuning of each rank");
   std::vector<int> worlds;

@@ -384,7 +384,7 @@ void Agent::drain_output() {
       {output_.done_fd(), POLLIN, 0}, {signals_.get(), POLLIN, 0}, {context_.guard.get(), POLLIN, 0}};
   for (;;) {
     ::poll(waiting, std::size(waiting), -1);
-    if (waiting[0].revents != 0) return;
+    if (waiting[0].revents != 0) return output_.join();
     bool enough = waiting[2].revents != 0;
     signalfd_siginfo info{};
     while (::read(signals_.get(), &info, sizeof info) == sizeof info) {

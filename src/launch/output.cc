@@ -179,8 +179,6 @@ void Output::finish() {
   post([this] { finishing_ = true; });
 }
 
-void Output::abandon() { thread_.detach(); }
-
 void Output::run() {
   while (!finishing_) {
     std::vector<pollfd> waiting{{wake_.get(), POLLIN, 0}};

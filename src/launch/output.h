@@ -73,9 +73,10 @@ class Output {
   // Reads what is left, writes all, and ends the thread. done_fd() becomes readable then.
   void finish();
   int done_fd() const { return done_.get(); }
-  // After finish(): does not wait for the thread, which may be blocked. The caller must end the process with
-  // _exit.
-  void abandon();
+  // Then, either wait for the end of the thread, or give up on it, since it may be blocked: after that the
+  // process must be ended with _exit.
+  void join() { thread_.join(); }
+  void abandon() { thread_.detach(); }
 
  private:
   struct Stream {
