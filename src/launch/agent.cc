@@ -280,7 +280,7 @@ void Agent::start(int attempt) {
 
 void Agent::stop(const Order& order) {
   if (order.failure) {
-    output_.say(failure_report(
+    output_.say_at_once(failure_report(
         *order.failure,
         {.world_size = membership_.world_size(),
          .attempt = order.attempt,

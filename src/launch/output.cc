@@ -151,11 +151,13 @@ void Output::attach(int rank, base::Fd out, base::Fd err, int tee, std::shared_p
 }
 
 void Output::say(std::string text) {
+  post([this] { read_all(); });
+  say_at_once(std::move(text));
+}
+
+void Output::say_at_once(std::string text) {
   if (!text.ends_with('\n')) text += '\n';
-  post([this, text = std::move(text)] {
-    read_all();
-    say_now(text);
-  });
+  post([this, text = std::move(text)] { say_now(text); });
 }
 
 std::vector<std::string> Output::last_lines(int rank, std::chrono::milliseconds at_most) {
@@ -184,12 +186,13 @@ void Output::run() {
     std::vector<pollfd> waiting{{wake_.get(), POLLIN, 0}};
     for (const auto& stream : streams_) waiting.push_back({stream->fd.get(), POLLIN, 0});
     ::poll(waiting.data(), waiting.size(), poll_timeout_ms());
-    for (size_t i = 0; i < streams_.size(); ++i) {
+    // Before reading, for the sake of say_at_once. It may add streams, at the end.
+    if (waiting[0].revents != 0) run_commands();
+    for (size_t i = 0; i + 1 < waiting.size(); ++i) {
       if (waiting[i + 1].revents != 0) read_from(*streams_[i]);
     }
     flush_idle();
     std::erase_if(streams_, [](const auto& stream) { return !stream->fd; });
-    if (waiting[0].revents != 0) run_commands();
   }
   read_all();
   for (const auto& stream : streams_) deliver(*stream, stream->lines.take_all());

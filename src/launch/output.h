@@ -67,6 +67,9 @@ class Output {
   void attach(int rank, base::Fd out, base::Fd err, int tee, std::shared_ptr<RankLog> log);
   // A line or several of our own, to stderr, after all that the workers have written up to now.
   void say(std::string text);
+  // The same, but ahead of what the workers have written and nobody has read yet: what they say of their end,
+  // when they are told to stop, comes after the reason.
+  void say_at_once(std::string text);
   // Of a rank that has ended. Blocks, for `at_most`, until all that it has written has been read.
   std::vector<std::string> last_lines(int rank, std::chrono::milliseconds at_most);
 

@@ -154,7 +154,17 @@ TEST_F(OutputTest, SignalsAreHeardWhileNobodyReads) {
   EXPECT_EQ(job->wait(), 143);
 }
 
-TEST_F(OutputTest, ASlowReaderGetsEverything) {
+TEST_F(OutputTest, TheReasonStandsBeforeWhatTheStoppedRanksSay) {
+  auto job = run({"--nproc-per-node", "2", "PROBE", "r0:leave=TERM", "r0:touch=" + path("ready"),
+                  "r1:await=" + path("ready"), "r1:exit=3", "hang"},
+                 {.out = Out::Terminal});
+  EXPECT_EQ(job->wait(), 3);
+  const auto out = job->out();
+  EXPECT_LT(out.find("rank 1 exited with status 3"), out.find("got TERM")) << out;
+  EXPECT_TRUE(has(out, "got TERM")) << out;
+}
+
+TEST_F(OutputTest, AllOfALotArrives) {
   auto job = run({"PROBE", "lines=20000", "say=last"});
   EXPECT_EQ(job->wait(), 0);
   EXPECT_EQ(lines_of(job->out()).size(), 20001U);

@@ -18,7 +18,8 @@
 #include "harness.h"
 
 #ifdef __SANITIZE_THREAD__
-// It refuses threads in the child of a process with threads unless told otherwise; a nested spawn is just that.
+// It refuses threads in the child of a process with threads unless told otherwise; a nested spawn is just
+// that.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
 

@@ -1,0 +1,76 @@
+// What init_process_group does to the process that calls it, and how to keep it from doing so.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+
+#include "support/run_ranks.h"
+#include "tuning/plan.h"
+#include "tuning/topology.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+Environment without_settings() {
+  return {{"OMP_NUM_THREADS", ""}, {"LOCKSTEP_BIND", ""}, {"LOCKSTEP_THREADS", ""}};
+}
+
+TEST(Tune, RanksOfOneMachineShareItsCores) {
+  const auto machine = tuning::read_topology(tuning::affinity_of());
+  if (machine.cpus.size() < 2) GTEST_SKIP() << "nothing to share on one CPU";
+  expect_success(start_ranks(2,
+                             [&](int rank) {
+                               const auto group = init_process_group({.timeout = 20s});
+                               const auto mine = tuning::affinity_of();
+                               auto mask = at::zeros({1024}, at::kInt);
+                               for (const int cpu : mine) mask[cpu] = 1;
+                               group->all_reduce(mask);
+                               EXPECT_EQ(mask.max().item<int>(), 1)
+                                   << "rank " << rank << " shares a CPU with another";
+                               EXPECT_EQ(mask.sum().item<int>(), static_cast<int>(machine.cpus.size()))
+                                   << "a CPU is not used";
+                               EXPECT_EQ(at::get_num_threads(), std::max(1, machine.usable_cores() / 2));
+                             },
+                             {.environment = [](int) { return without_settings(); }}));
+}
+
+TEST(Tune, WhatTheUserSetsStays) {
+  const auto before = tuning::affinity_of();
+  expect_success(start_ranks(2,
+                             [&](int) {
+                               at::set_num_threads(3);
+                               init_process_group({.timeout = 20s});
+                               EXPECT_EQ(tuning::affinity_of(), before);
+                               EXPECT_EQ(at::get_num_threads(), 3);
+                             },
+                             {.environment = [](int) {
+                               return Environment{{"LOCKSTEP_BIND", "0"}, {"LOCKSTEP_THREADS", "0"}};
+                             }}));
+}
+
+TEST(Tune, RanksThatTheirLauncherHasBoundKeepTheirCores) {
+  const auto all = tuning::affinity_of();
+  if (all.size() < 2) GTEST_SKIP() << "nothing to bind to on one CPU";
+  expect_success(start_ranks(2,
+                             [&](int rank) {
+                               // The other way round than lockstep would do it.
+                               const std::vector<int> given = {all[1 - rank]};
+                               ASSERT_TRUE(tuning::bind_this_process(given));
+                               init_process_group({.timeout = 20s});
+                               EXPECT_EQ(tuning::affinity_of(), given);
+                               EXPECT_EQ(at::get_num_threads(), 1);
+                             },
+                             {.environment = [](int) { return without_settings(); }}));
+}
+
+TEST(Tune, ASwitchThatMakesNoSenseIsNamed) {
+  const auto outcomes = start_ranks(1, [](int) { init_process_group(); }, {.environment = [](int) {
+                                      return Environment{{"LOCKSTEP_BIND", "perhaps"}};
+                                    }});
+  EXPECT_NE(outcomes[0].output.find("UsageError: environment variable LOCKSTEP_BIND"), std::string::npos)
+      << outcomes[0].describe();
+}
+
+}  // namespace
+}  // namespace lockstep::testing
