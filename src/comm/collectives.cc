@@ -4,9 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/error.h>
-
-#include "base/error_text.h"
+#include "comm/checks.h"
 #include "comm/failure.h"
 #include "comm/gaps.h"
 #include "comm/work_state.h"
@@ -17,50 +15,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-[[noreturn]] void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
-                         const std::string& hint) {
-  throw UsageError(
-      base::compose({.what = fmt::format("{} cannot be done", name),
-                     .where = fmt::format("rank {}/{}, {}", group.rank, group.world_size, group.name),
-                     .evidence = evidence,
-                     .hint = hint}));
-}
-
-void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
-  if (!tensor.defined()) refuse(group, name, "a tensor is undefined", "give it a value first");
-  if (tensor.layout() != at::kStrided) refuse(group, name, "a tensor is sparse", "call to_dense() first");
-}
-
-void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
-  if (rank >= 0 && rank < group.world_size) return;
-  refuse(group, name, fmt::format("there is no rank {}", rank),
-         fmt::format("ranks go from 0 to {}", group.world_size - 1));
-}
-
-void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
-  check_rank(group, name, peer);
-  if (peer == group.rank) refuse(group, name, "the other side is this rank itself", "name another rank");
-  if (tag < 0) refuse(group, name, fmt::format("the tag is {}", tag), "tags are 0 or more");
-}
-
-// `large` must hold world_size times what `small` holds.
-void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
-                 const at::Tensor& small) {
-  check_tensor(group, name, large);
-  check_tensor(group, name, small);
-  if (large.scalar_type() != small.scalar_type()) {
-    refuse(group, name,
-           fmt::format("input and output differ in dtype: {} and {}", c10::toString(large.scalar_type()),
-                       c10::toString(small.scalar_type())),
-           "convert one of them");
-  }
-  if (large.numel() != small.numel() * group.world_size) {
-    refuse(group, name,
-           fmt::format("the larger tensor has {} elements, the smaller {}", large.numel(), small.numel()),
-           fmt::format("the larger one must have {} times as many", group.world_size));
-  }
-}
-
 std::string describe(const char* name, const at::Tensor& tensor) {
   return fmt::format("{} of {} {}", name, tensor.numel(), c10::toString(tensor.scalar_type()));
 }
@@ -68,9 +22,21 @@ std::string describe(const char* name, const at::Tensor& tensor) {
 // The caller's memory, without its autograd history: collectives change values, not graphs.
 at::Tensor bare(const at::Tensor& tensor) { return tensor.detach(); }
 
-// `tensor` itself when it is contiguous, else a copy.
-at::Tensor contiguous(const at::Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : tensor.contiguous();
+// Whether the bytes in memory are the elements in order. A lazy conjugate or negation is contiguous, but its
+// bytes are those of another tensor.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// `tensor` itself when it is plain, else a copy that is.
+at::Tensor plain(const at::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+// `target` itself when results can be written there as bytes, else a place of the same shape from which they
+// are copied.
+at::Tensor landing_place(const at::Tensor& target) {
+  return is_plain(target) ? target : at::empty(target.sizes(), target.options());
 }
 
 // What there is to a call besides the backend's part of it.
@@ -105,6 +71,12 @@ Work done_with(Tensors result) {
   auto state = std::make_shared<Work::State>();
   state->result = std::move(result);
   return Work(std::move(state));
+}
+
+// A world of one talks to itself.
+Work copied(const at::Tensor& target, const at::Tensor& source) {
+  target.copy_(source.view(target.sizes()));
+  return {};
 }
 
 Tensors rows_of(const at::Tensor& flat, int64_t count) {
@@ -155,13 +127,13 @@ Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tens
 Work reduction(const GroupPtr& group, const char* name, const at::Tensor& tensor, ReduceOp op,
                std::optional<int> root) {
   refuse_if_poisoned(*group);
-  check_tensor(*group, name, tensor);
+  check_target(*group, name, tensor);
   check_reduction(op, tensor.scalar_type());
   if (root) check_rank(*group, name, *root);
   if (group->world_size == 1 || tensor.numel() == 0) return {};
 
   const auto target = bare(tensor);
-  const auto dense = contiguous(target);
+  const auto dense = plain(target);
   const auto what = describe(name, tensor) + ", " + name_of(op);
   auto wire = reduction_wire(group->backend, dense, op, group->world_size);
   if (!wire) return reduce_by_gathering(group, what, target, dense, op);
@@ -200,12 +172,12 @@ Work reduce(const GroupPtr& group, const at::Tensor& tensor, int root, ReduceOp 
 
 Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
   refuse_if_poisoned(*group);
-  check_tensor(*group, "broadcast", tensor);
+  check_target(*group, "broadcast", tensor);
   check_rank(*group, "broadcast", root);
   if (group->world_size == 1 || tensor.numel() == 0) return {};
 
   const auto target = bare(tensor);
-  const auto dense = contiguous(target);
+  const auto dense = plain(target);
   auto wires = Tensors{as_bytes(dense)};
   return start(
       group, {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
@@ -219,7 +191,7 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
 Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
   refuse_if_poisoned(*group);
   check_tensor(*group, "all_gather", tensor);
-  const auto dense = contiguous(bare(tensor));
+  const auto dense = plain(bare(tensor));
   const auto rows = rows_of(room_for_all(*group, dense), group->world_size);
   if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
   auto result = shaped(rows, tensor.sizes());
@@ -235,14 +207,12 @@ Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
 Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input) {
   refuse_if_poisoned(*group);
   check_parts(*group, "all_gather_into_tensor", output, input);
+  check_target(*group, "all_gather_into_tensor", output);
   if (input.numel() == 0) return {};
   const auto target = bare(output);
-  const auto dense = contiguous(bare(input));
-  if (group->world_size == 1) {
-    target.copy_(dense.view(target.sizes()));
-    return {};
-  }
-  const auto all = target.is_contiguous() ? target : room_for_all(*group, dense);
+  const auto dense = plain(bare(input));
+  if (group->world_size == 1) return copied(target, dense);
+  const auto all = landing_place(target);
   auto outputs = std::vector<Tensors>{bytes_of(rows_of(all, group->world_size))};
   auto inputs = Tensors{as_bytes(dense)};
   return start(group,
@@ -256,14 +226,12 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
                            ReduceOp op) {
   refuse_if_poisoned(*group);
   check_parts(*group, "reduce_scatter_tensor", input, output);
+  check_target(*group, "reduce_scatter_tensor", output);
   check_reduction(op, input.scalar_type());
   if (input.numel() == 0) return {};
   const auto target = bare(output);
-  const auto dense = contiguous(bare(input));
-  if (group->world_size == 1) {
-    target.copy_(dense.view(target.sizes()));
-    return {};
-  }
+  const auto dense = plain(bare(input));
+  if (group->world_size == 1) return copied(target, dense);
   // Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing
   // one's own moves as few bytes, and takes the ranks in order.
   const auto received = at::empty_like(dense);
@@ -285,7 +253,7 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
   check_tensor(*group, "gather", tensor);
   check_rank(*group, "gather", root);
   const bool receives = group->rank == root;
-  const auto dense = contiguous(bare(tensor));
+  const auto dense = plain(bare(tensor));
   const auto rows = receives ? rows_of(room_for_all(*group, dense), group->world_size) : Tensors{};
   if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
   auto result = shaped(rows, tensor.sizes());
@@ -304,7 +272,7 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
 Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
              int root) {
   refuse_if_poisoned(*group);
-  check_tensor(*group, "scatter", output);
+  check_target(*group, "scatter", output);
   check_rank(*group, "scatter", root);
   const bool gives = group->rank == root;
   Tensors parts;
@@ -315,23 +283,14 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
     }
     for (const auto& input : inputs) {
       check_tensor(*group, "scatter", input);
-      if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type()) {
-        refuse(*group, "scatter",
-               fmt::format("an input has {} {} elements, the output {} {}", input.numel(),
-                           c10::toString(input.scalar_type()), output.numel(),
-                           c10::toString(output.scalar_type())),
-               "make them alike");
-      }
-      parts.push_back(contiguous(bare(input)));
+      check_alike(*group, "scatter", output, input);
+      parts.push_back(plain(bare(input)));
     }
   }
   const auto target = bare(output);
   if (output.numel() == 0) return {};
-  if (group->world_size == 1) {
-    target.copy_(parts.front().view(target.sizes()));
-    return {};
-  }
-  const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  if (group->world_size == 1) return copied(target, parts.front());
+  const auto dense = landing_place(target);
   auto outputs = Tensors{as_bytes(dense)};
   auto wires = gives ? std::vector<Tensors>{bytes_of(parts)} : std::vector<Tensors>{};
   return start(group,
@@ -345,24 +304,18 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
 
 Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input) {
   refuse_if_poisoned(*group);
-  check_tensor(*group, "all_to_all_single", output);
+  check_target(*group, "all_to_all_single", output);
   check_tensor(*group, "all_to_all_single", input);
-  if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type() ||
-      input.numel() % group->world_size != 0) {
-    refuse(
-        *group, "all_to_all_single",
-        fmt::format("input has {} {} elements, output {} {}", input.numel(),
-                    c10::toString(input.scalar_type()), output.numel(), c10::toString(output.scalar_type())),
-        fmt::format("make them alike, and divisible by {}", group->world_size));
+  check_alike(*group, "all_to_all_single", output, input);
+  if (input.numel() % group->world_size != 0) {
+    refuse(*group, "all_to_all_single", fmt::format("{} elements cannot be divided evenly", input.numel()),
+           fmt::format("their number must be divisible by {}", group->world_size));
   }
   if (input.numel() == 0) return {};
   const auto target = bare(output);
-  const auto source = contiguous(bare(input));
-  if (group->world_size == 1) {
-    target.copy_(source.view(target.sizes()));
-    return {};
-  }
-  const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  const auto source = plain(bare(input));
+  if (group->world_size == 1) return copied(target, source);
+  const auto dense = landing_place(target);
   auto wire_out = as_bytes(dense);
   auto wire_in = as_bytes(source);
   std::vector<int64_t> equal_parts;
@@ -380,7 +333,7 @@ Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
   check_tensor(*group, "send", tensor);
   check_peer(*group, "send", to, tag);
   if (tensor.numel() == 0) return {};
-  auto wires = Tensors{as_bytes(contiguous(bare(tensor)))};
+  auto wires = Tensors{as_bytes(plain(bare(tensor)))};
   return start(group,
                {.what = fmt::format("{} to rank {}, tag {}", describe("send", tensor), to, tag),
                 .travelling = wires,
@@ -390,11 +343,11 @@ Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
 
 Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag) {
   refuse_if_poisoned(*group);
-  check_tensor(*group, "recv", tensor);
+  check_target(*group, "recv", tensor);
   check_peer(*group, "recv", from, tag);
   if (tensor.numel() == 0) return {};
   const auto target = bare(tensor);
-  const auto dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  const auto dense = landing_place(target);
   auto wires = Tensors{as_bytes(dense)};
   return start(group,
                {.what = fmt::format("{} from rank {}, tag {}", describe("recv", tensor), from, tag),

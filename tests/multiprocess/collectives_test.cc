@@ -272,6 +272,26 @@ TEST_P(Collectives, AnyStrides) {
   });
 }
 
+// conj() and expand() are views that only pretend to have memory of their own.
+TEST_P(Collectives, LazyViews) {
+  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+    const auto value = c10::complex<float>(1, 2);
+    auto lazy = at::full({4}, value).conj();
+    ASSERT_TRUE(lazy.is_conj());
+    const auto gathered = group.all_gather(lazy);
+    EXPECT_EQ(gathered.back()[0].item<c10::complex<float>>(), std::conj(value));
+    group.all_reduce(lazy);
+    EXPECT_EQ(lazy[0].item<c10::complex<float>>(),
+              c10::complex<float>(1, -2) * static_cast<float>(group.world_size()));
+
+    auto expanded = at::ones({1}).expand({4});
+    EXPECT_THROW(group.all_reduce(expanded), UsageError);
+    EXPECT_THROW(group.broadcast(expanded), UsageError);
+    EXPECT_EQ(group.all_gather(expanded).front().sum().item<int>(),
+              4);  // to be read from, it is as good as any
+  });
+}
+
 TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
   run_ranks(world(), "gloo", [](ProcessGroup& group) {
     std::vector<at::Tensor> tensors;

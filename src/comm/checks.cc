@@ -1,0 +1,72 @@
+#include "comm/checks.h"
+
+#include <fmt/format.h>
+
+#include <ATen/MemoryOverlap.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+
+namespace lockstep::comm {
+
+void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
+            const std::string& hint) {
+  throw UsageError(
+      base::compose({.what = fmt::format("{} cannot be done", name),
+                     .where = fmt::format("rank {}/{}, {}", group.rank, group.world_size, group.name),
+                     .evidence = evidence,
+                     .hint = hint}));
+}
+
+void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
+  if (!tensor.defined()) refuse(group, name, "a tensor is undefined", "give it a value first");
+  if (tensor.layout() != at::kStrided) refuse(group, name, "a tensor is sparse", "call to_dense() first");
+}
+
+void check_target(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
+  check_tensor(group, name, tensor);
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    refuse(group, name, "elements of the tensor share memory", "call contiguous() first");
+  }
+}
+
+void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
+  if (rank >= 0 && rank < group.world_size) return;
+  refuse(group, name, fmt::format("there is no rank {}", rank),
+         fmt::format("ranks go from 0 to {}", group.world_size - 1));
+}
+
+void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
+  check_rank(group, name, peer);
+  if (peer == group.rank) refuse(group, name, "the other side is this rank itself", "name another rank");
+  if (tag < 0) refuse(group, name, fmt::format("the tag is {}", tag), "tags are 0 or more");
+}
+
+void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
+                 const at::Tensor& small) {
+  check_tensor(group, name, large);
+  check_tensor(group, name, small);
+  if (large.scalar_type() != small.scalar_type()) {
+    refuse(group, name,
+           fmt::format("input and output differ in dtype: {} and {}", c10::toString(large.scalar_type()),
+                       c10::toString(small.scalar_type())),
+           "convert one of them");
+  }
+  if (large.numel() != small.numel() * group.world_size) {
+    refuse(group, name,
+           fmt::format("the larger tensor has {} elements, the smaller {}", large.numel(), small.numel()),
+           fmt::format("the larger one must have {} times as many", group.world_size));
+  }
+}
+
+void check_alike(const ProcessGroup::Impl& group, const char* name, const at::Tensor& output,
+                 const at::Tensor& input) {
+  if (input.numel() == output.numel() && input.scalar_type() == output.scalar_type()) return;
+  refuse(group, name,
+         fmt::format("an input has {} {} elements, the output {} {}", input.numel(),
+                     c10::toString(input.scalar_type()), output.numel(), c10::toString(output.scalar_type())),
+         "make them alike");
+}
+
+}  // namespace lockstep::comm
