@@ -239,7 +239,7 @@ bool Output::read_from(Stream& stream) {
 
 void Output::read_all() {
   for (const auto& stream : streams_) {
-    for (size_t turns = kTurnBytes / (64 * 1024); turns > 0 && read_from(*stream); --turns) {
+    for (size_t turns = kTurnBytes / (size_t{64} * 1024); turns > 0 && read_from(*stream); --turns) {
     }
   }
 }

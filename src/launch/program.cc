@@ -68,7 +68,7 @@ std::string find_program(const std::string& name) {
     const size_t end = std::min(path.find(':', begin), path.size());
     const std::string folder = path.substr(begin, end - begin);
     // An empty entry means the current directory.
-    const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
+    std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
     const int here = obstacle(candidate);
     if (here == 0) return candidate;
     // As a shell does: go on looking, but remember that there was one that could not be executed.
