@@ -54,7 +54,7 @@ test-asan:
 test-tsan:
 	@scripts/setup build test
 	@$(MAKE) --no-print-directory PRESET=tsan build
-	@TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+	@TSAN_OPTIONS=die_after_fork=0:ignore_noninstrumented_modules=1 \
 	  ctest --test-dir build/tsan --output-on-failure --no-tests=error --label-exclude package
 
 test-slurm: build

@@ -245,11 +245,20 @@ TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
 }
 
 TEST(Init, JobsSideBySideDoNotMeet) {
-  std::vector<std::thread> jobs;
-  for (int job = 0; job < 3; ++job) {
-    jobs.emplace_back([] { run_ranks(2, "gloo", [](ProcessGroup& group) { group.barrier(); }); });
-  }
-  for (auto& job : jobs) job.join();
+  const std::vector<base::PortReservation> ports = [] {
+    std::vector<base::PortReservation> reserved;
+    for (int job = 0; job < 3; ++job) reserved.emplace_back(base::Reach::ThisMachine);
+    return reserved;
+  }();
+  // Six processes are three jobs of two.
+  expect_success(
+      start_ranks(6, [](int) { join_and_sum({.timeout = 20s}); }, {.environment = [&](int process) {
+                    return Environment{{"RANK", std::to_string(process % 2)},
+                                       {"LOCAL_RANK", std::to_string(process % 2)},
+                                       {"WORLD_SIZE", "2"},
+                                       {"LOCAL_WORLD_SIZE", "2"},
+                                       {"MASTER_PORT", std::to_string(ports[process / 2].port())}};
+                  }}));
 }
 
 }  // namespace
