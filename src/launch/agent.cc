@@ -30,6 +30,8 @@ using base::Deadline;
 
 // For what a worker left running when it ended.
 constexpr auto kLeftoverGrace = 2s;
+// For output that nobody reads, once the user has told the job to end.
+constexpr auto kDrainAfterSignal = 3s;
 // A signal that comes to us twice within this time was sent once, to all processes of the job.
 constexpr auto kSameSignal = 500ms;
 constexpr int kLostStatus = 1;
@@ -377,15 +379,18 @@ void Agent::close_connections() {
   }
 }
 
-// The reader of our output may take its time, a pager for instance; a signal ends the waiting.
+// The reader of our output may take its time, a pager for instance; a signal ends the waiting. After a signal
+// to stop, which may have come while the workers were still ending, nobody wants to wait long.
 void Agent::drain_output() {
   output_.finish();
+  const auto patience = Deadline::in(user_signal_ != 0 ? std::chrono::milliseconds(kDrainAfterSignal)
+                                                       : std::chrono::hours(24 * 365));
   pollfd waiting[] = {
       {output_.done_fd(), POLLIN, 0}, {signals_.get(), POLLIN, 0}, {context_.guard.get(), POLLIN, 0}};
   for (;;) {
-    ::poll(waiting, std::size(waiting), -1);
+    ::poll(waiting, std::size(waiting), patience.poll_timeout());
     if (waiting[0].revents != 0) return output_.join();
-    bool enough = waiting[2].revents != 0;
+    bool enough = waiting[2].revents != 0 || patience.expired();
     signalfd_siginfo info{};
     while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
       enough = enough || is_stop_signal(static_cast<int>(info.ssi_signo));
