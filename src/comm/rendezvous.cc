@@ -1,6 +1,5 @@
 #include "comm/rendezvous.h"
 
-#include <algorithm>
 #include <fmt/format.h>
 #include <functional>
 #include <optional>
@@ -41,13 +40,17 @@ std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
 std::string said_key(int rank) { return fmt::format("said/{}", rank); }
 constexpr const char* kVerdictKey = "verdict";
 
+// Everybody who takes part is counted, when they come and when they give up.
+void enter(c10d::Store& store) { store.add("here", 1); }
+
 // Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment
-// until the `arrived` ranks have heard it.
-[[noreturn]] void give_up(c10d::Store& store, int rank, int64_t arrived, const std::string& kind,
-                          const std::string& message) {
+// until all that are here have heard it.
+[[noreturn]] void give_up(c10d::Store& store, int rank, const std::string& kind, const std::string& message) {
   if (!store.check({kVerdictKey})) store.set(kVerdictKey, bytes(kind + "\n" + message));
-  store.add("farewell", 1);
-  if (rank == 0) poll_until(base::Deadline::in(2s), [&] { return store.add("farewell", 0) >= arrived; });
+  store.add("gave_up", 1);
+  if (rank == 0) {
+    poll_until(base::Deadline::in(2s), [&] { return store.add("gave_up", 0) >= store.add("here", 0); });
+  }
   base::throw_kind(kind, message);
 }
 
@@ -83,7 +86,7 @@ void claim(c10d::Store& store, const RankFacts& mine) {
     return text.has_value();
   });
   give_up(
-      store, mine.rank, 0, "MismatchError",
+      store, mine.rank, "MismatchError",
       base::compose(
           {.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
            .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
@@ -130,9 +133,7 @@ std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, b
                "look at the output of the missing ranks; a slow start needs a longer InitOptions::timeout"}));
     }
   } catch (const Error& error) {
-    const auto arrived =
-        std::count_if(seen.begin(), seen.end(), [](const auto& said) { return said.has_value(); });
-    give_up(store, rank, arrived, std::string(error.kind()), error.what());
+    give_up(store, rank, std::string(error.kind()), error.what());
   }
   std::vector<std::string> all;
   for (auto& said : seen) all.push_back(std::move(*said));
@@ -157,16 +158,21 @@ std::string describe_ranks(const std::vector<int>& sorted_ranks) {
 std::vector<std::string> exchange(c10d::Store& store, int rank, int world_size, const std::string& said,
                                   base::Deadline deadline, const Heard& heard) {
   return take_part(rank, world_size, [&] {
+    enter(store);
     store.set(said_key(rank), bytes(said));
     return collect(store, rank, world_size, deadline, heard);
   });
 }
 
 std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Deadline deadline) {
-  take_part(mine.rank, mine.world_size, [&] { claim(store, mine); });
+  const auto said = take_part(mine.rank, mine.world_size, [&] {
+    enter(store);
+    claim(store, mine);
+    store.set(said_key(mine.rank), bytes(encode_facts(mine)));
+    return collect(store, mine.rank, mine.world_size, deadline,
+                   [&](int, const std::string& facts) { check_world(mine, decode_facts(facts)); });
+  });
   std::vector<RankFacts> ranks;
-  const auto said = exchange(store, mine.rank, mine.world_size, encode_facts(mine), deadline,
-                             [&](int, const std::string& facts) { check_world(mine, decode_facts(facts)); });
   for (const auto& text : said) ranks.push_back(decode_facts(text));
   return ranks;
 }
