@@ -168,10 +168,8 @@ std::optional<Wire> reduction_wire(const std::string& backend, const at::Tensor&
     return wire;
   }
   if (op == ReduceOp::Avg) {
-    return Wire{.tensor = tensor, .op = RedOp::SUM, .finish = [tensor, world_size] {
-                  auto result = tensor;
-                  result.div_(world_size);
-                }};
+    return Wire{
+        .tensor = tensor, .op = RedOp::SUM, .finish = [tensor, world_size] { tensor.div_(world_size); }};
   }
   return Wire{.tensor = tensor, .op = to_c10d(op)};
 }

@@ -32,7 +32,7 @@ std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
   if (!mine.address.empty() && !base::is_loopback(mine.address)) return mine.address;
   // Rank 0's machine reaches the meeting point, itself, over loopback: take the way to another machine
   // instead.
-  const auto outward = elsewhere->address.empty() ? "" : base::address_towards(elsewhere->address, 1);
+  auto outward = elsewhere->address.empty() ? "" : base::address_towards(elsewhere->address, 1);
   if (!outward.empty() && !base::is_loopback(outward)) return outward;
   throw UsageError(
       base::compose({.what = "cannot tell at which address other machines reach this one",
