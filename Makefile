@@ -19,7 +19,7 @@ SOURCES = $(shell git ls-files '*.cc' '*.h')
 .PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '4,12p'
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
 	@echo "  make build         build everything"
 	@echo "  make test-asan     the tests under the address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan     the tests under the thread sanitizer"

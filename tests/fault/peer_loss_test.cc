@@ -62,6 +62,7 @@ TEST_P(PeerLoss, AKilledRankIsNamedByItsPeers) {
 TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
   const int victim = GetParam();
   const auto outcomes = train_into(Fault::stop_at(victim, 3), 3, 2s);
+  std::string everything;
   EXPECT_TRUE(outcomes[victim].hung);
   for (const auto& outcome : outcomes) {
     if (outcome.rank == victim) continue;
@@ -72,7 +73,12 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
     EXPECT_THAT(outcome.output,
                 AnyOf(HasSubstr("TimeoutError: all_reduce"), HasSubstr("PeerLostError: all_reduce")));
     EXPECT_THAT(outcome.output, HasSubstr("hint:"));
+    everything += outcome.output;
   }
+  // Rank 0 hosts the store in which the others would look.
+  EXPECT_THAT(everything, HasSubstr(victim == 0 ? "the store on rank 0 does not answer"
+                                                : "not waiting in any collective: rank " +
+                                                      std::to_string(victim) + " (pid"));
 }
 
 INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss, ::testing::Values(0, 1, 2),

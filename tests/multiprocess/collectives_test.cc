@@ -1,6 +1,9 @@
 // Every collective, for every dtype and operation that has a meaning, against a plain reference: each rank
 // knows what all ranks put in. Sizes: none, one, odd, a few thousand.
+#include <atomic>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <thread>
 
 #include <ATen/ATen.h>
 
@@ -229,9 +232,23 @@ TEST_P(Collectives, SendAndReceiveInARing) {
 }
 
 TEST_P(Collectives, BarrierHoldsEverybodyBack) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
-    for (int i = 0; i < 20; ++i) group.barrier();
+  constexpr int kRounds = 20;
+  // Memory that all ranks see, independent of what is tested.
+  auto* arrived =
+      static_cast<std::atomic<int>*>(::mmap(nullptr, kRounds * sizeof(std::atomic<int>),
+                                            PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(arrived, MAP_FAILED);
+  run_ranks(world(), "gloo", [&](ProcessGroup& group) {
+    for (int round = 0; round < kRounds; ++round) {
+      // Another one is late each time.
+      if (round % group.world_size() == group.rank())
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      ++arrived[round];
+      group.barrier();
+      EXPECT_EQ(arrived[round], group.world_size());
+    }
   });
+  ::munmap(arrived, kRounds * sizeof(std::atomic<int>));
 }
 
 // Strides are the caller's business: transposed, strided and channels-last tensors give what contiguous ones
