@@ -84,7 +84,7 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
 INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss, ::testing::Values(0, 1, 2),
                          [](const auto& victim) { return "Rank" + std::to_string(victim.param); });
 
-TEST(PeerLossOfTwo, ATimeoutSaysWhoIsNotThere) {
+TEST(PeerLossInDetail, ATimeoutSaysWhoIsNotThere) {
   const auto outcomes = train_into(Fault::stop_at(1, 3), 2, 2s);
   EXPECT_THAT(outcomes[0].output,
               AllOf(HasSubstr("TimeoutError: all_reduce of 1000 Float, Sum failed"),
@@ -93,7 +93,7 @@ TEST(PeerLossOfTwo, ATimeoutSaysWhoIsNotThere) {
       << outcomes[0].describe();
 }
 
-TEST(PeerLossOfTwo, ATimeoutSaysWhatTheOtherWaitsFor) {
+TEST(PeerLossInDetail, ATimeoutSaysWhatTheOtherWaitsFor) {
   const auto outcomes = start_ranks(2,
                                     [](int rank) {
                                       const auto group =
@@ -109,7 +109,26 @@ TEST(PeerLossOfTwo, ATimeoutSaysWhatTheOtherWaitsFor) {
       << both;
 }
 
-TEST(PeerLossOfTwo, ADeadPeerBeforeConnecting) {
+TEST(PeerLossInDetail, GroupsOfRanksThatAreAliveGoOn) {
+  const auto outcomes = start_ranks(3, [](int rank) {
+    const auto group = init_process_group({.backend = "gloo", .timeout = 20s});
+    const auto doomed = group->new_group({0, 2});
+    const auto alive = group->new_group({0, 1});
+    group->barrier();
+    if (rank == 2) ::raise(SIGKILL);
+    auto tensor = at::ones({10});
+    if (rank == 0) {
+      EXPECT_THROW(doomed->all_reduce(tensor), PeerLostError);
+      tensor.fill_(1);
+    }
+    alive->all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<int>(), 2);
+  });
+  EXPECT_EQ(outcomes[2].signal, SIGKILL);
+  for (const int rank : {0, 1}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
+}
+
+TEST(PeerLossInDetail, ADeadPeerBeforeConnecting) {
   const auto outcomes = start_ranks(2, [](int rank) {
     const auto group = init_process_group({.backend = "gloo", .timeout = 4s});
     if (rank == 1) std::_Exit(3);
