@@ -13,10 +13,12 @@ PRESET ?= release
 BUILD := build/$(PRESET)
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
+BENCH_FLAGS ?=
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap
+.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap \
+        bench-collectives
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -25,6 +27,8 @@ help:
 	@echo "  make test-tsan     the tests under the thread sanitizer"
 	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
 	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
+	@echo "  make bench-collectives"
+	@echo "                     the collectives beside Gloo's, Open MPI's and the memory's own speed"
 	@echo "  make clean         remove build/"
 
 setup:
@@ -65,6 +69,13 @@ bench-heap: configure
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
 	@$(BUILD)/bench/heap/bench_heap
+
+# Without Open MPI the rest is compared all the same. BENCH_FLAGS: see bench/collectives/run --help.
+bench-collectives: configure
+	@scripts/setup bench || echo "lockstep: going on without Open MPI"
+	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_collectives
+	@bench/collectives/run $(BUILD) $(BENCH_FLAGS)
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -18,6 +18,8 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_BIND", "1", "0: leave each rank's CPU affinity as it was given"},
     Knob{"LOCKSTEP_THREADS", "cores / local ranks",
          "compute threads of each rank; 0: leave them as they are (OMP_NUM_THREADS, when set, wins)"},
+    Knob{"LOCKSTEP_SPIN_US", "100, or 0 with more ranks than CPUs",
+         "how long a rank that waits in shared memory keeps its core busy before it sleeps"},
     Knob{"LOCKSTEP_HEAP", "1", "0: let the C library give freed memory back to the kernel at every step"},
 };
 

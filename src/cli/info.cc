@@ -25,7 +25,10 @@
 #include "base/env.h"
 #include "base/host.h"
 #include "comm/environment.h"
+#include "groups/make_group.h"
 #include "report.h"
+#include "shm/kernels.h"
+#include "shm/layout.h"
 #include "tuning/blas.h"
 #include "tuning/cgroup.h"
 #include "tuning/plan.h"
@@ -129,7 +132,18 @@ void backends(Report& report) {
     section.row(name, name, fmt::format("{:<4} {}", there ? "yes" : "no", why),
                 {{"available", there}, {"reason", why}});
   };
-  add("shm", false, "not part of this version yet");
+  const auto obstacle = groups::why_no_shm();
+  if (obstacle.empty()) {
+    add("shm", true,
+        fmt::format(
+            "{} kernels; each rank maps {} per group for words and staging, of which it occupies what is "
+            "used, and its registered tensors",
+            shm::name_of(shm::best_isa()), bytes_text(shm::first_extent_bytes(2))));
+  } else {
+    add("shm", false, obstacle);
+    report.problem("ranks of this machine cannot share memory: " + obstacle,
+                   "allow memfd_create(2); until then ranks talk over loopback TCP, tens of times slower");
+  }
 #ifdef USE_C10D_GLOO
   add("gloo", true, "part of this LibTorch");
 #else

@@ -16,7 +16,7 @@ Usage: lockstep COMMAND …
 Commands:
   run       start a program as the ranks of one job, on this machine or on several
   info      show versions, backends, cores and limits, and what is wrong with this machine's set-up
-  bench     measure the collectives on this machine (not in this version yet)
+  bench     measure every collective on every backend here, and check the data
   snapshot  list, show, verify, export and import snapshots (not in this version yet)
 
 lockstep COMMAND --help tells more. lockstep --version shows the version.

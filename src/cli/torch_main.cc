@@ -5,6 +5,7 @@
 #include <exception>
 #include <fmt/format.h>
 
+#include "bench.h"
 #include "info.h"
 
 namespace {
@@ -26,9 +27,10 @@ int main(int argc, char** argv) {
   auto* info =
       app.add_subcommand("info", "versions, backends, cores, limits, and what is wrong with this machine");
   info->add_flag("--json", json, "print JSON");
-  // Whatever arguments they are given, the answer is the same.
-  auto* bench =
-      app.add_subcommand("bench", "measure every collective on every backend (not yet)")->prefix_command();
+  // It reads its own words, --help among them.
+  auto* bench = app.add_subcommand("bench", "measure every collective on every backend")->prefix_command();
+  bench->set_help_flag();
+  // Whatever arguments it is given, the answer is the same.
   auto* snapshot =
       app.add_subcommand("snapshot", "list, check and convert snapshots (not yet)")->prefix_command();
 
@@ -39,7 +41,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (*info) return lockstep::cli::info(json);
-    if (*bench) return not_built_yet("bench");
+    if (*bench) return lockstep::cli::bench(bench->remaining());
     if (*snapshot) return not_built_yet("snapshot");
   } catch (const std::exception& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());

@@ -85,10 +85,15 @@ Tensors rows_of(const at::Tensor& flat, int64_t count) {
   return rows;
 }
 
-Tensors bytes_of(const Tensors& tensors) {
-  Tensors bytes;
-  for (const auto& tensor : tensors) bytes.push_back(as_bytes(tensor));
-  return bytes;
+// Flat; as bytes for a backend that does not know all dtypes.
+at::Tensor wire_of(const ProcessGroup::Impl& group, const at::Tensor& tensor) {
+  return group.native != nullptr ? tensor.view({-1}) : as_bytes(tensor);
+}
+
+Tensors wires_of(const ProcessGroup::Impl& group, const Tensors& tensors) {
+  Tensors wires;
+  for (const auto& tensor : tensors) wires.push_back(wire_of(group, tensor));
+  return wires;
 }
 
 // A flat tensor with room for one `like` of each rank.
@@ -113,8 +118,8 @@ Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tens
                          const at::Tensor& dense, ReduceOp op) {
   const auto all = room_for_all(*group, dense);
   const auto parts = rows_of(all, group->world_size);
-  auto outputs = std::vector<Tensors>{bytes_of(parts)};
-  auto inputs = Tensors{as_bytes(dense)};
+  auto outputs = std::vector<Tensors>{wires_of(*group, parts)};
+  auto inputs = Tensors{wire_of(*group, dense)};
   return start(
       group,
       {.what = std::move(what),
@@ -178,7 +183,7 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
 
   const auto target = bare(tensor);
   const auto dense = plain(target);
-  auto wires = Tensors{as_bytes(dense)};
+  auto wires = Tensors{wire_of(*group, dense)};
   return start(
       group, {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
       [&](c10d_backend& backend) {
@@ -197,8 +202,8 @@ Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
   auto result = shaped(rows, tensor.sizes());
   if (group->world_size == 1 || tensor.numel() == 0) return done_with(std::move(result));
 
-  auto outputs = std::vector<Tensors>{bytes_of(rows)};
-  auto inputs = Tensors{as_bytes(dense)};
+  auto outputs = std::vector<Tensors>{wires_of(*group, rows)};
+  auto inputs = Tensors{wire_of(*group, dense)};
   return start(group,
                {.what = describe("all_gather", tensor), .travelling = inputs, .result = std::move(result)},
                [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
@@ -213,8 +218,8 @@ Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, con
   const auto dense = plain(bare(input));
   if (group->world_size == 1) return copied(target, dense);
   const auto all = landing_place(target);
-  auto outputs = std::vector<Tensors>{bytes_of(rows_of(all, group->world_size))};
-  auto inputs = Tensors{as_bytes(dense)};
+  auto outputs = std::vector<Tensors>{wires_of(*group, rows_of(all, group->world_size))};
+  auto inputs = Tensors{wire_of(*group, dense)};
   return start(group,
                {.what = describe("all_gather_into_tensor", input),
                 .travelling = inputs,
@@ -232,11 +237,25 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
   const auto target = bare(output);
   const auto dense = plain(bare(input));
   if (group->world_size == 1) return copied(target, dense);
+  if (group->native != nullptr) {
+    const auto landed = landing_place(target);
+    auto wire_out = wire_of(*group, landed);
+    auto wire_in = wire_of(*group, dense);
+    return start(group,
+                 {.what = describe("reduce_scatter_tensor", input) + ", " + name_of(op),
+                  .travelling = {wire_out, wire_in},
+                  .finish = copy_back(target, landed)},
+                 [&](c10d_backend& backend) {
+                   c10d::ReduceScatterOptions options;
+                   options.reduceOp = to_c10d(op);
+                   return backend._reduce_scatter_base(wire_out, wire_in, options);
+                 });
+  }
   // Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing
   // one's own moves as few bytes, and takes the ranks in order.
   const auto received = at::empty_like(dense);
-  auto wire_out = as_bytes(received);
-  auto wire_in = as_bytes(dense);
+  auto wire_out = wire_of(*group, received);
+  auto wire_in = wire_of(*group, dense);
   std::vector<int64_t> equal_parts;
   return start(group,
                {.what = describe("reduce_scatter_tensor", input) + ", " + name_of(op),
@@ -259,8 +278,8 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
   auto result = shaped(rows, tensor.sizes());
   if (group->world_size == 1 || tensor.numel() == 0) return done_with(std::move(result));
 
-  auto outputs = receives ? std::vector<Tensors>{bytes_of(rows)} : std::vector<Tensors>{};
-  auto inputs = Tensors{as_bytes(dense)};
+  auto outputs = receives ? std::vector<Tensors>{wires_of(*group, rows)} : std::vector<Tensors>{};
+  auto inputs = Tensors{wire_of(*group, dense)};
   return start(group, {.what = describe("gather", tensor), .travelling = inputs, .result = std::move(result)},
                [&](c10d_backend& backend) {
                  c10d::GatherOptions options;
@@ -291,8 +310,8 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
   if (output.numel() == 0) return {};
   if (group->world_size == 1) return copied(target, parts.front());
   const auto dense = landing_place(target);
-  auto outputs = Tensors{as_bytes(dense)};
-  auto wires = gives ? std::vector<Tensors>{bytes_of(parts)} : std::vector<Tensors>{};
+  auto outputs = Tensors{wire_of(*group, dense)};
+  auto wires = gives ? std::vector<Tensors>{wires_of(*group, parts)} : std::vector<Tensors>{};
   return start(group,
                {.what = describe("scatter", output), .travelling = parts, .finish = copy_back(target, dense)},
                [&](c10d_backend& backend) {
@@ -316,8 +335,8 @@ Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at
   const auto source = plain(bare(input));
   if (group->world_size == 1) return copied(target, source);
   const auto dense = landing_place(target);
-  auto wire_out = as_bytes(dense);
-  auto wire_in = as_bytes(source);
+  auto wire_out = wire_of(*group, dense);
+  auto wire_in = wire_of(*group, source);
   std::vector<int64_t> equal_parts;
   return start(group,
                {.what = describe("all_to_all_single", input),
@@ -333,7 +352,7 @@ Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
   check_tensor(*group, "send", tensor);
   check_peer(*group, "send", to, tag);
   if (tensor.numel() == 0) return {};
-  auto wires = Tensors{as_bytes(plain(bare(tensor)))};
+  auto wires = Tensors{wire_of(*group, plain(bare(tensor)))};
   return start(group,
                {.what = fmt::format("{} to rank {}, tag {}", describe("send", tensor), to, tag),
                 .travelling = wires,
@@ -348,7 +367,7 @@ Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag) {
   if (tensor.numel() == 0) return {};
   const auto target = bare(tensor);
   const auto dense = landing_place(target);
-  auto wires = Tensors{as_bytes(dense)};
+  auto wires = Tensors{wire_of(*group, dense)};
   return start(group,
                {.what = fmt::format("{} from rank {}, tag {}", describe("recv", tensor), from, tag),
                 .travelling = wires,

@@ -91,6 +91,14 @@ std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
   return text + elsewhere;
 }
 
+// The first error is the one that counts: here, and for the launcher.
+void remember(ProcessGroup::Impl& group, const std::string& kind, const std::string& message) {
+  const std::lock_guard lock(group.poison_mutex);
+  if (group.poison) return;
+  group.poison = {kind, message};
+  base::write_note({kind, message});
+}
+
 }  // namespace
 
 void refuse_if_poisoned(ProcessGroup::Impl& group) {
@@ -111,8 +119,12 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   std::string message = "an unknown exception";
   try {
     throw;
-  } catch (const Error&) {
-    throw;  // ours already
+  } catch (const UsageError&) {
+    throw;  // nothing has begun
+  } catch (const Error& error) {
+    // A backend of our own has said all there is to say.
+    remember(group, std::string(error.kind()), error.what());
+    throw;
   } catch (const std::exception& error) {
     message = message_of(error);
   } catch (...) {
@@ -146,11 +158,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
     text.evidence = message;
   }
   const std::string composed = base::compose(text);
-  {
-    const std::lock_guard lock(group.poison_mutex);
-    if (!group.poison) group.poison = {kind, composed};
-  }
-  base::write_note({kind, composed});
+  remember(group, kind, composed);
   base::throw_kind(kind, composed);
 }
 

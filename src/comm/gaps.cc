@@ -14,28 +14,6 @@ namespace {
 
 using RedOp = c10d::ReduceOp;
 
-RedOp::RedOpType to_c10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return RedOp::SUM;
-    case ReduceOp::Avg:
-      return RedOp::AVG;
-    case ReduceOp::Product:
-      return RedOp::PRODUCT;
-    case ReduceOp::Min:
-      return RedOp::MIN;
-    case ReduceOp::Max:
-      return RedOp::MAX;
-    case ReduceOp::Band:
-      return RedOp::BAND;
-    case ReduceOp::Bor:
-      return RedOp::BOR;
-    case ReduceOp::Bxor:
-      return RedOp::BXOR;
-  }
-  throw UsageError("unknown reduce operation");
-}
-
 bool is_bitwise(ReduceOp op) { return op == ReduceOp::Band || op == ReduceOp::Bor || op == ReduceOp::Bxor; }
 
 bool gloo_reduces(at::ScalarType dtype) {
@@ -99,6 +77,28 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
 }
 
 }  // namespace
+
+RedOp::RedOpType to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Sum:
+      return RedOp::SUM;
+    case ReduceOp::Avg:
+      return RedOp::AVG;
+    case ReduceOp::Product:
+      return RedOp::PRODUCT;
+    case ReduceOp::Min:
+      return RedOp::MIN;
+    case ReduceOp::Max:
+      return RedOp::MAX;
+    case ReduceOp::Band:
+      return RedOp::BAND;
+    case ReduceOp::Bor:
+      return RedOp::BOR;
+    case ReduceOp::Bxor:
+      return RedOp::BXOR;
+  }
+  throw UsageError("unknown reduce operation");
+}
 
 const char* name_of(ReduceOp op) {
   switch (op) {

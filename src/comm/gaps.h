@@ -16,6 +16,7 @@
 namespace lockstep::comm {
 
 const char* name_of(ReduceOp op);
+c10d::ReduceOp::RedOpType to_c10d(ReduceOp op);
 
 // Throws UsageError when the operation means nothing for the dtype (the average of integers, the minimum of
 // complex numbers, the bitwise and of floats).

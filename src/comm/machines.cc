@@ -18,7 +18,7 @@ namespace lockstep::comm {
 
 namespace {
 
-constexpr int kFactsVersion = 1;
+constexpr int kFactsVersion = 2;
 constexpr int kDeathGraceMs = 300;
 
 std::string pid_namespace() {
@@ -44,7 +44,8 @@ std::string encode_facts(const RankFacts& facts) {
   return nlohmann::json{
       {"lockstep", kFactsVersion}, {"rank", facts.rank},       {"world_size", facts.world_size},
       {"host", facts.host},        {"machine", facts.machine}, {"pid_namespace", facts.pid_namespace},
-      {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address}}
+      {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address},
+      {"backend", facts.backend},  {"no_shm", facts.no_shm}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -59,7 +60,9 @@ RankFacts decode_facts(const std::string& text) {
               .pid_namespace = json.at("pid_namespace"),
               .pid = json.at("pid"),
               .cpus = json.at("cpus"),
-              .address = json.at("address")};
+              .address = json.at("address"),
+              .backend = json.at("backend"),
+              .no_shm = json.at("no_shm")};
     }
   } catch (const nlohmann::json::exception&) {
     // Reported below, as any other version is.

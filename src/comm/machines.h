@@ -18,6 +18,8 @@ struct RankFacts {
   int pid = 0;
   std::string cpus;     // the CPUs it may use, before tuning
   std::string address;  // its address on the way to the meeting point
+  std::string backend;  // the one it was asked to use
+  std::string no_shm;   // why it cannot share memory with other processes; empty: it can
 
   std::string describe() const;  // "rank 1 (pid 4711, host node0)"
 };

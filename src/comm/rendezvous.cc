@@ -103,6 +103,15 @@ void check_world(const RankFacts& mine, const RankFacts& other) {
                      .hint = "give every process the same WORLD_SIZE"}));
 }
 
+void check_backends(const RankFacts& mine, const RankFacts& other) {
+  if (other.backend == mine.backend) return;
+  throw MismatchError(
+      base::compose({.what = "the ranks do not ask for the same backend",
+                     .evidence = fmt::format("{} asks for \"{}\", {} for \"{}\"", mine.describe(),
+                                             mine.backend, other.describe(), other.backend),
+                     .hint = "give every process the same InitOptions::backend"}));
+}
+
 std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, base::Deadline deadline,
                                  const Heard& heard) {
   std::vector<std::optional<std::string>> seen(world_size);
@@ -169,8 +178,11 @@ std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Dea
     enter(store);
     claim(store, mine);
     store.set(said_key(mine.rank), bytes(encode_facts(mine)));
-    return collect(store, mine.rank, mine.world_size, deadline,
-                   [&](int, const std::string& facts) { check_world(mine, decode_facts(facts)); });
+    return collect(store, mine.rank, mine.world_size, deadline, [&](int, const std::string& text) {
+      const auto other = decode_facts(text);
+      check_world(mine, other);
+      check_backends(mine, other);
+    });
   });
   std::vector<RankFacts> ranks;
   for (const auto& text : said) ranks.push_back(decode_facts(text));

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "shm/reference.h"
 #include "support/data.h"
 #include "support/run_ranks.h"
 
@@ -14,72 +15,6 @@ namespace lockstep::testing {
 namespace {
 
 const std::vector<std::vector<int64_t>> kShapes = {{0}, {1}, {}, {17}, {3, 5}, {4099}};
-
-// How ranks' tensors combine, written down as plainly as possible.
-at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, ReduceOp op) {
-  const auto dtype = inputs[0].scalar_type();
-  const bool boolean = dtype == at::kBool;
-  // Wide enough that no intermediate value is rounded.
-  const auto wide = [&](const at::Tensor& t) {
-    if (boolean || at::isComplexType(dtype)) return t;
-    return t.to(at::isFloatingType(dtype) ? at::kDouble : at::kLong);
-  };
-  auto total = wide(inputs[0]);
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    const auto next = wide(inputs[i]);
-    switch (op) {
-      case ReduceOp::Sum:
-      case ReduceOp::Avg:
-        total = boolean ? total.logical_or(next) : total + next;
-        break;
-      case ReduceOp::Product:
-        total = boolean ? total.logical_and(next) : total * next;
-        break;
-      case ReduceOp::Min:
-        total = boolean ? total.logical_and(next) : at::minimum(total, next);
-        break;
-      case ReduceOp::Max:
-        total = boolean ? total.logical_or(next) : at::maximum(total, next);
-        break;
-      case ReduceOp::Band:
-        total = at::bitwise_and(total, next);
-        break;
-      case ReduceOp::Bor:
-        total = at::bitwise_or(total, next);
-        break;
-      case ReduceOp::Bxor:
-        total = at::bitwise_xor(total, next);
-        break;
-    }
-  }
-  if (op == ReduceOp::Avg) total = total / static_cast<double>(inputs.size());
-  return total.to(dtype);
-}
-
-bool has_meaning(ReduceOp op, at::ScalarType dtype) {
-  const bool integral = at::isIntegralType(dtype, true);
-  if (op == ReduceOp::Avg) return !integral;
-  if (op == ReduceOp::Band || op == ReduceOp::Bor || op == ReduceOp::Bxor) return integral;
-  if (op == ReduceOp::Min || op == ReduceOp::Max) return !at::isComplexType(dtype);
-  return true;
-}
-
-const std::vector<ReduceOp> kOps = {ReduceOp::Sum, ReduceOp::Avg,  ReduceOp::Product, ReduceOp::Min,
-                                    ReduceOp::Max, ReduceOp::Band, ReduceOp::Bor,     ReduceOp::Bxor};
-
-// An average of three need not be exact. One operation in the tensor's own precision is what is allowed.
-bool agrees(const at::Tensor& got, const at::Tensor& want, ReduceOp op) {
-  if (op != ReduceOp::Avg) return same(got, want);
-  const bool low = got.scalar_type() == at::kHalf || got.scalar_type() == at::kBFloat16;
-  return got.scalar_type() == want.scalar_type() && got.sizes() == want.sizes() &&
-         at::allclose(got, want, low ? 1e-2 : 1e-6, 0);
-}
-
-std::vector<at::Tensor> everyones(int world, at::IntArrayRef sizes, at::ScalarType dtype, int salt) {
-  std::vector<at::Tensor> all;
-  for (int rank = 0; rank < world; ++rank) all.push_back(exact_data(sizes, dtype, rank, salt));
-  return all;
-}
 
 struct Case {
   at::ScalarType dtype;
@@ -98,16 +33,17 @@ void for_all_cases(Body&& body) {
   }
 }
 
-class Collectives : public ::testing::TestWithParam<int> {
+class Collectives : public ::testing::TestWithParam<std::tuple<const char*, int>> {
  protected:
-  int world() const { return GetParam(); }
+  const char* backend() const { return std::get<0>(GetParam()); }
+  int world() const { return std::get<1>(GetParam()); }
 };
 
 TEST_P(Collectives, AllReduce) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
-      for (const auto op : kOps) {
+      for (const auto op : all_ops()) {
         auto tensor = inputs[group.rank()].clone();
         if (!has_meaning(op, c.dtype)) {
           EXPECT_THROW(group.all_reduce(tensor, op), UsageError);
@@ -121,7 +57,7 @@ TEST_P(Collectives, AllReduce) {
 }
 
 TEST_P(Collectives, Reduce) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       const int root = c.salt % group.world_size();
       const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
@@ -136,7 +72,7 @@ TEST_P(Collectives, Reduce) {
 }
 
 TEST_P(Collectives, Broadcast) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       const int root = c.salt % group.world_size();
       auto tensor = exact_data(c.shape, c.dtype, group.rank(), c.salt);
@@ -147,7 +83,7 @@ TEST_P(Collectives, Broadcast) {
 }
 
 TEST_P(Collectives, AllGather) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
       const auto gathered = group.all_gather(inputs[group.rank()]);
@@ -164,7 +100,7 @@ TEST_P(Collectives, AllGather) {
 }
 
 TEST_P(Collectives, ReduceScatter) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       std::vector<int64_t> whole = {group.world_size()};
       whole.insert(whole.end(), c.shape.begin(), c.shape.end());
@@ -180,7 +116,7 @@ TEST_P(Collectives, ReduceScatter) {
 }
 
 TEST_P(Collectives, GatherAndScatter) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       const int root = c.salt % group.world_size();
       const auto inputs = everyones(group.world_size(), c.shape, c.dtype, c.salt);
@@ -196,7 +132,7 @@ TEST_P(Collectives, GatherAndScatter) {
 }
 
 TEST_P(Collectives, AllToAll) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     for_all_cases([&](const Case& c) {
       std::vector<int64_t> whole = {group.world_size()};
       whole.insert(whole.end(), c.shape.begin(), c.shape.end());
@@ -211,7 +147,7 @@ TEST_P(Collectives, AllToAll) {
 }
 
 TEST_P(Collectives, SendAndReceiveInARing) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     if (group.world_size() == 1) {  // nobody to send to
       auto tensor = at::ones({1});
       EXPECT_THROW(group.send(tensor, 0), UsageError);
@@ -238,7 +174,7 @@ TEST_P(Collectives, BarrierHoldsEverybodyBack) {
       static_cast<std::atomic<int>*>(::mmap(nullptr, kRounds * sizeof(std::atomic<int>),
                                             PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(arrived, MAP_FAILED);
-  run_ranks(world(), "gloo", [&](ProcessGroup& group) {
+  run_ranks(world(), backend(), [&](ProcessGroup& group) {
     for (int round = 0; round < kRounds; ++round) {
       // Another one is late each time.
       if (round % group.world_size() == group.rank())
@@ -254,7 +190,7 @@ TEST_P(Collectives, BarrierHoldsEverybodyBack) {
 // Strides are the caller's business: transposed, strided and channels-last tensors give what contiguous ones
 // give, and what lies between their elements is not touched.
 TEST_P(Collectives, AnyStrides) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     const auto layouts = std::vector<std::function<at::Tensor(const at::Tensor&)>>{
         [](const at::Tensor& t) { return t.t().contiguous().t(); },
         [](const at::Tensor& t) {
@@ -291,7 +227,7 @@ TEST_P(Collectives, AnyStrides) {
 
 // conj() and expand() are views that only pretend to have memory of their own.
 TEST_P(Collectives, LazyViews) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     const auto value = c10::complex<float>(1, 2);
     auto lazy = at::full({4}, value).conj();
     ASSERT_TRUE(lazy.is_conj());
@@ -310,7 +246,7 @@ TEST_P(Collectives, LazyViews) {
 }
 
 TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     std::vector<at::Tensor> tensors;
     std::vector<Work> works;
     for (int i = 0; i < 32; ++i) tensors.push_back(exact_data({100 + i}, at::kFloat, group.rank(), i));
@@ -326,7 +262,7 @@ TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
 }
 
 TEST_P(Collectives, ParametersThatRequireGradients) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     auto parameter = at::full({3}, group.rank() + 1.0).set_requires_grad(true);
     group.broadcast(parameter, group.world_size() - 1);
     EXPECT_TRUE(parameter.requires_grad());
@@ -336,7 +272,7 @@ TEST_P(Collectives, ParametersThatRequireGradients) {
 }
 
 TEST_P(Collectives, ArgumentsThatCannotBeRightChangeNothing) {
-  run_ranks(world(), "gloo", [](ProcessGroup& group) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
     auto tensor = at::ones({4});
     auto undefined = at::Tensor();
     auto wrong = at::ones({4 * group.world_size() + 1});
@@ -356,8 +292,16 @@ TEST_P(Collectives, ArgumentsThatCannotBeRightChangeNothing) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Collectives, ::testing::Values(1, 2, 3, 4),
-                         [](const auto& world) { return "World" + std::to_string(world.param); });
+std::string name_of(const ::testing::TestParamInfo<Collectives::ParamType>& info) {
+  return std::string(std::get<0>(info.param)) + "_World" + std::to_string(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
+                         ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4)),
+                         name_of);
+// A world of one is the same for all.
+INSTANTIATE_TEST_SUITE_P(Shm, Collectives,
+                         ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4)), name_of);
 
 }  // namespace
 }  // namespace lockstep::testing

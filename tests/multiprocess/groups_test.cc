@@ -25,15 +25,24 @@ std::string message_of(const std::function<void()>& action) {
   return {};
 }
 
-TEST(Groups, RanksKnowWhoTheyAre) {
-  run_ranks(3, "auto", [](ProcessGroup& group) {
+// What holds for every backend.
+class Groups : public ::testing::TestWithParam<const char*> {
+ protected:
+  const char* backend() const { return GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, Groups, ::testing::Values("gloo", "shm"),
+                         [](const auto& backend) { return std::string(backend.param); });
+
+TEST_P(Groups, RanksKnowWhoTheyAre) {
+  run_ranks(3, backend(), [](ProcessGroup& group) {
     EXPECT_EQ(group.rank(), std::atoi(std::getenv("RANK")));
     EXPECT_EQ(group.world_size(), 3);
     EXPECT_EQ(group.local_rank(), group.rank());
     EXPECT_EQ(group.local_world_size(), 3);
     EXPECT_EQ(group.node_rank(), 0);
     EXPECT_EQ(group.num_nodes(), 1);
-    EXPECT_EQ(group.backend(), "gloo");
+    EXPECT_EQ(group.backend(), GetParam());
     EXPECT_EQ(get("ws"), 3);
     EXPECT_EQ(get("rank"), group.rank());
     EXPECT_EQ(get("grank"), group.rank());
@@ -42,10 +51,15 @@ TEST(Groups, RanksKnowWhoTheyAre) {
     EXPECT_EQ(default_group().get(), &group);
     ASSERT_TRUE(group.c10d());
     EXPECT_EQ(group.c10d()->getRank(), group.rank());
+    EXPECT_EQ(group.c10d()->getBackendName(), GetParam());
   });
 }
 
-TEST(Groups, WithoutLocalVariablesTheRanksLookAtEachOther) {
+TEST(GroupsByDefault, AreInSharedMemoryOnOneMachine) {
+  run_ranks(2, "auto", [](ProcessGroup& group) { EXPECT_EQ(group.backend(), "shm"); });
+}
+
+TEST(GroupsByDefault, WithoutLocalVariablesTheRanksLookAtEachOther) {
   expect_success(start_ranks(3,
                              [](int rank) {
                                const auto group = init_process_group({.timeout = 20s});
@@ -58,8 +72,8 @@ TEST(Groups, WithoutLocalVariablesTheRanksLookAtEachOther) {
                              }}));
 }
 
-TEST(Groups, SubgroupsWorkSideBySide) {
-  run_ranks(4, "gloo", [](ProcessGroup& group) {
+TEST_P(Groups, SubgroupsWorkSideBySide) {
+  run_ranks(4, backend(), [](ProcessGroup& group) {
     const auto even = group.new_group({2, 0});  // sorted, as PyTorch's
     const auto odd = group.new_group({1, 3});
     const auto last = group.new_group({3});
@@ -86,8 +100,8 @@ TEST(Groups, SubgroupsWorkSideBySide) {
   });
 }
 
-TEST(Groups, BadMembersAreRefused) {
-  run_ranks(2, "gloo", [](ProcessGroup& group) {
+TEST_P(Groups, BadMembersAreRefused) {
+  run_ranks(2, backend(), [](ProcessGroup& group) {
     EXPECT_THROW(group.new_group({}), UsageError);
     EXPECT_THROW(group.new_group({0, 0}), UsageError);
     EXPECT_THROW(group.new_group({0, 2}), UsageError);
@@ -96,8 +110,8 @@ TEST(Groups, BadMembersAreRefused) {
   });
 }
 
-TEST(Groups, DifferentMembersAreAMismatch) {
-  run_ranks(3, "gloo", [](ProcessGroup& group) {
+TEST_P(Groups, DifferentMembersAreAMismatch) {
+  run_ranks(3, backend(), [](ProcessGroup& group) {
     const auto members = group.rank() == 2 ? std::vector<int>{0, 1, 2} : std::vector<int>{0, 1};
     const auto message = message_of<MismatchError>([&] { group.new_group(members); });
     EXPECT_THAT(message, HasSubstr("[0, 1, 2]"));
@@ -106,12 +120,12 @@ TEST(Groups, DifferentMembersAreAMismatch) {
   });
 }
 
-TEST(Groups, TheDefaultGroupComesAndGoes) {
-  expect_success(start_ranks(2, [](int) {
+TEST_P(Groups, TheDefaultGroupComesAndGoes) {
+  expect_success(start_ranks(2, [this](int) {
     EXPECT_THROW(default_group(), UsageError);
     EXPECT_THROW(get("rank"), UsageError);
     for (int round = 0; round < 3; ++round) {
-      auto group = init_process_group({.timeout = 20s});
+      auto group = init_process_group({.backend = backend(), .timeout = 20s});
       EXPECT_THROW(init_process_group({.timeout = 20s}), UsageError);
       auto tensor = at::ones({2});
       group->all_reduce(tensor);
@@ -125,7 +139,7 @@ TEST(Groups, TheDefaultGroupComesAndGoes) {
   }));
 }
 
-TEST(Groups, AWorldOfOneNeedsNothing) {
+TEST(GroupsByDefault, AWorldOfOneNeedsNothing) {
   expect_success(start_ranks(
       1,
       [](int) {
@@ -155,16 +169,16 @@ TEST(Groups, AWorldOfOneNeedsNothing) {
       }}));
 }
 
-TEST(Groups, EmptyGivesMemoryOfTheRightKind) {
-  run_ranks(2, "gloo", [](ProcessGroup& group) {
+TEST_P(Groups, EmptyGivesMemoryOfTheRightKind) {
+  run_ranks(2, backend(), [](ProcessGroup& group) {
     auto tensor = group.empty({3, 4}, at::dtype(at::kDouble)).fill_(group.rank());
     group.all_reduce(tensor);
     EXPECT_EQ(tensor.sum().item<double>(), 12);
   });
 }
 
-TEST(Groups, ThreadsUseGroupsOfTheirOwn) {
-  run_ranks(2, "gloo", [](ProcessGroup& group) {
+TEST_P(Groups, ThreadsUseGroupsOfTheirOwn) {
+  run_ranks(2, backend(), [](ProcessGroup& group) {
     std::vector<std::shared_ptr<ProcessGroup>> groups;
     for (int i = 0; i < 3; ++i) groups.push_back(group.new_group({0, 1}));
     std::vector<std::thread> threads;

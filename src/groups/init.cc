@@ -14,16 +14,17 @@
 #include "base/net.h"
 #include "base/note.h"
 #include "comm/environment.h"
-#include "comm/make_group.h"
 #include "comm/rendezvous.h"
 #include "comm/store.h"
 #include "comm/tune.h"
+#include "groups/make_group.h"
 
 namespace lockstep {
 
 namespace {
 
 using namespace comm;
+using namespace groups;
 
 struct Default {
   std::mutex mutex;
@@ -78,7 +79,7 @@ Placement placement_by(const Identity& identity, const std::vector<RankFacts>& r
 
 std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Default& state) {
   check_options(options);
-  const auto backend = choose_backend(options.backend);
+  check_backend(options.backend);
   const auto identity = identity_for(options);
   base::set_log_rank(identity.rank, identity.world_size);
   if (base::env_flag("LOCKSTEP_RUN", false)) {
@@ -99,7 +100,10 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
       root);
   auto mine = facts_of_this_process(identity.rank, identity.world_size);
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
+  mine.backend = options.backend;
+  if (options.backend == "auto" || options.backend == "shm") mine.no_shm = why_no_shm();
   const auto ranks = meet(*store, mine, deadline);
+  const auto backend = choose_backend(options.backend, ranks);
   tune_process(identity.rank, ranks);
   auto group = make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks),
                           store, deadline);

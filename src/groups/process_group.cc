@@ -1,11 +1,12 @@
-// The public face of a group: each call goes to comm/collectives.h.
+// The public face of a group: each call goes to comm/collectives.h or, when it blocks, comm/blocking.h.
 #include <ATen/ATen.h>
 
 #include <lockstep/process_group.h>
 
+#include "comm/blocking.h"
 #include "comm/collectives.h"
 #include "comm/group.h"
-#include "comm/make_group.h"
+#include "groups/make_group.h"
 
 namespace lockstep {
 
@@ -53,8 +54,13 @@ Work ProcessGroup::recv_async(at::Tensor& tensor, int from, int tag) {
 }
 Work ProcessGroup::barrier_async() { return comm::barrier(impl_); }
 
-void ProcessGroup::all_reduce(at::Tensor& tensor, ReduceOp op) { all_reduce_async(tensor, op).wait(); }
-void ProcessGroup::broadcast(at::Tensor& tensor, int root) { broadcast_async(tensor, root).wait(); }
+// A blocking call needs no Work where the backend is our own.
+void ProcessGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
+  if (!comm::all_reduce_now(*impl_, tensor, op)) all_reduce_async(tensor, op).wait();
+}
+void ProcessGroup::broadcast(at::Tensor& tensor, int root) {
+  if (!comm::broadcast_now(*impl_, tensor, root)) broadcast_async(tensor, root).wait();
+}
 void ProcessGroup::reduce(at::Tensor& tensor, int root, ReduceOp op) {
   reduce_async(tensor, root, op).wait();
 }
@@ -62,10 +68,11 @@ std::vector<at::Tensor> ProcessGroup::all_gather(const at::Tensor& tensor) {
   return all_gather_async(tensor).result();
 }
 void ProcessGroup::all_gather_into_tensor(at::Tensor& output, const at::Tensor& input) {
-  all_gather_into_tensor_async(output, input).wait();
+  if (!comm::all_gather_now(*impl_, output, input)) all_gather_into_tensor_async(output, input).wait();
 }
 void ProcessGroup::reduce_scatter_tensor(at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  reduce_scatter_tensor_async(output, input, op).wait();
+  if (!comm::reduce_scatter_now(*impl_, output, input, op))
+    reduce_scatter_tensor_async(output, input, op).wait();
 }
 std::vector<at::Tensor> ProcessGroup::gather(const at::Tensor& tensor, int root) {
   return gather_async(tensor, root).result();
@@ -78,16 +85,18 @@ void ProcessGroup::all_to_all_single(at::Tensor& output, const at::Tensor& input
 }
 void ProcessGroup::send(const at::Tensor& tensor, int to, int tag) { send_async(tensor, to, tag).wait(); }
 void ProcessGroup::recv(at::Tensor& tensor, int from, int tag) { recv_async(tensor, from, tag).wait(); }
-void ProcessGroup::barrier() { barrier_async().wait(); }
+void ProcessGroup::barrier() {
+  if (!comm::barrier_now(*impl_)) barrier_async().wait();
+}
 
 at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::TensorOptions options) {
-  return at::empty(sizes, options);
+  return impl_->native != nullptr ? impl_->native->empty(sizes, options) : at::empty(sizes, options);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {
-  return comm::make_subgroup(*impl_, ranks);
+  return groups::make_subgroup(*impl_, ranks);
 }
 
-c10::intrusive_ptr<c10d_backend> ProcessGroup::c10d() const { return comm::c10d_of(*impl_); }
+c10::intrusive_ptr<c10d_backend> ProcessGroup::c10d() const { return groups::c10d_of(*impl_); }
 
 }  // namespace lockstep

@@ -8,16 +8,21 @@
 #include "base/deadline.h"
 #include "comm/group.h"
 
-namespace lockstep::comm {
+namespace lockstep::groups {
 
-// Throws UsageError for a name that is unknown or that this build lacks; "auto" becomes the best there is.
-std::string choose_backend(const std::string& wanted);
+// Throws UsageError for a name that is unknown or that this build lacks.
+void check_backend(const std::string& wanted);
+// Why this process cannot share memory with others; empty when it can.
+std::string why_no_shm();
+// What `wanted` means for these ranks: "auto" becomes the best there is. Throws UsageError when they cannot
+// have it.
+std::string choose_backend(const std::string& wanted, const std::vector<comm::RankFacts>& ranks);
 
 std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout);
 
-// Collective over the ranks that have met in `store`.
+// Collective over the ranks that have met in `store`. "auto" is not a backend here.
 std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
-                                         std::vector<RankFacts> ranks, const Placement& placement,
+                                         std::vector<comm::RankFacts> ranks, const comm::Placement& placement,
                                          c10::intrusive_ptr<c10d::Store> store, base::Deadline deadline);
 
 // Collective over `parent`; null on the ranks that are not members.
@@ -25,4 +30,4 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 
 c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::groups

@@ -1,4 +1,4 @@
-#include "comm/make_group.h"
+#include "groups/make_group.h"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -16,10 +16,13 @@
 #include "comm/failure.h"
 #include "comm/rendezvous.h"
 #include "compat/gloo.h"
+#include "shm/backend.h"
 
-namespace lockstep::comm {
+namespace lockstep::groups {
 
 namespace {
+
+using namespace comm;
 
 // The address at which the other ranks reach this one.
 std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
@@ -45,6 +48,32 @@ std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
 
 std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
   return std::make_shared<ProcessGroup>(std::move(impl));
+}
+
+c10::intrusive_ptr<c10d::Store> c10d_store(const ProcessGroup::Impl& group) {
+  return c10::make_intrusive<c10d::PrefixStore>("c10d", group.store);
+}
+
+void connect_shm(ProcessGroup::Impl& group) {
+  try {
+    auto endpoint = std::make_shared<shm::Endpoint>(c10d_store(group), group.rank, group.world_size,
+                                                    group.timeout, group.name);
+    endpoint->connect();
+    auto backend = c10::make_intrusive<shm::Backend>(std::move(endpoint));
+    group.native = backend.get();
+    group.c10d = std::move(backend);
+  } catch (...) {
+    throw_failure(group, {.number = 0, .what = "connecting the ranks"});
+  }
+}
+
+void connect_gloo(ProcessGroup::Impl& group) {
+  const auto address = own_address(group.rank, group.ranks);
+  try {
+    group.c10d = compat::make_gloo(c10d_store(group), group.rank, group.world_size, group.timeout, address);
+  } catch (...) {
+    throw_failure(group, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
+  }
 }
 
 std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<int> members) {
@@ -80,19 +109,52 @@ void agree_on_members(ProcessGroup::Impl& parent, c10d::Store& store, const std:
 
 }  // namespace
 
-std::string choose_backend(const std::string& wanted) {
+void check_backend(const std::string& wanted) {
   std::string why;
-  if (wanted == "auto" || wanted == "gloo") {
-    if (compat::has_gloo()) return "gloo";
+  if (wanted == "auto" || wanted == "shm") return;
+  if (wanted == "gloo") {
+    if (compat::has_gloo()) return;
     why = "this LibTorch was built without Gloo";
-  } else if (wanted == "shm" || wanted == "hybrid" || wanted == "nccl") {
+  } else if (wanted == "hybrid" || wanted == "nccl") {
     why = "this build of lockstep does not have it";
   } else {
     why = "no backend has this name";
   }
   throw UsageError(base::compose({.what = fmt::format("backend \"{}\" is not available", wanted),
-                                  .evidence = why + "; there is: " + (compat::has_gloo() ? "gloo" : "none"),
+                                  .evidence = why + "; there is: shm" + (compat::has_gloo() ? ", gloo" : ""),
                                   .hint = "leave InitOptions::backend at \"auto\""}));
+}
+
+std::string why_no_shm() {
+  try {
+    shm::Segment::create("lockstep-probe", shm::Segment::kTableBytes);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::string choose_backend(const std::string& wanted, const std::vector<RankFacts>& ranks) {
+  if (wanted == "gloo") return wanted;
+  std::string obstacle;
+  for (const auto& other : ranks) {
+    if (other.machine != ranks[0].machine) {
+      obstacle = fmt::format("{} and {} are not on one machine", ranks[0].describe(), other.describe());
+    } else if (!other.no_shm.empty()) {
+      obstacle = fmt::format("{} cannot share memory: {}", other.describe(), other.no_shm);
+    }
+    if (!obstacle.empty()) break;
+  }
+  if (obstacle.empty()) return "shm";
+  if (wanted == "auto" && compat::has_gloo()) {
+    base::log_debug("not shm, but gloo: {}", obstacle);
+    return "gloo";
+  }
+  throw UsageError(
+      base::compose({.what = fmt::format("backend \"{}\" cannot join these ranks", wanted),
+                     .evidence = obstacle,
+                     .hint = compat::has_gloo() ? "use backend \"gloo\" or \"auto\""
+                                                : "use a LibTorch with Gloo, such as Debian's"}));
 }
 
 std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout) {
@@ -117,15 +179,12 @@ std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& ba
   impl->ranks = std::move(ranks);
   impl->watch.emplace(rank, impl->ranks);
   impl->store = std::move(store);
-  const auto address = own_address(rank, impl->ranks);
-  try {
-    impl->c10d = compat::make_gloo(c10::make_intrusive<c10d::PrefixStore>("c10d", impl->store), rank,
-                                   impl->world_size, deadline.budget(), address);
-  } catch (...) {
-    throw_failure(*impl, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
+  if (backend == "shm") {
+    connect_shm(*impl);
+  } else {
+    connect_gloo(*impl);
   }
-  base::log_debug("{}: rank {} of {}, backend {}, address {}", impl->name, rank, impl->world_size, backend,
-                  address);
+  base::log_debug("{}: rank {} of {}, backend {}", impl->name, rank, impl->world_size, backend);
   return wrap(std::move(impl));
 }
 
@@ -157,9 +216,9 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 
 c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {
   if (!group.c10d) {
-    group.c10d = compat::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, group.timeout, "127.0.0.1");
+    group.c10d = make_c10d_backend("shm", c10::make_intrusive<c10d::HashStore>(), 0, 1, group.timeout);
   }
   return group.c10d;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::groups

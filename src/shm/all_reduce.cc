@@ -1,0 +1,136 @@
+#include "shm/all_reduce.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "shm/exchange.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+using Pointers = c10::SmallVector<void*, 8>;
+using ConstPointers = c10::SmallVector<const void*, 8>;
+
+// ---- Claims
+
+constexpr size_t kLargestClaim = size_t{256} << 10;
+constexpr size_t kSmallestClaim = size_t{16} << 10;
+
+// Several for each rank, so that none waits long for another's last one.
+size_t claim_bytes(const Board& board, size_t bytes) {
+  const size_t share = bytes / (4 * static_cast<size_t>(board.world_size()));
+  return std::clamp(share / 4096 * 4096, kSmallestClaim, kLargestClaim);
+}
+
+uint64_t tagged(uint64_t number) { return (number + 1) << 32; }
+
+// Adds one to the count that belongs to this call, unless it has reached `limit`. Returns the count before.
+uint64_t count_up(std::atomic<uint64_t>& word, uint64_t number, uint64_t limit) {
+  uint64_t seen = word.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint64_t count = seen >= tagged(number) ? seen - tagged(number) : 0;
+    if (count >= limit) return count;
+    // Acquire and release: whoever counts last has seen what all before have written.
+    if (word.compare_exchange_weak(seen, tagged(number) + count + 1, std::memory_order_seq_cst)) return count;
+  }
+}
+
+// ---- Parts
+
+struct Range {
+  size_t from, to;
+};
+
+size_t chunk_length(const Call& call, uint64_t round_of_call) {
+  return std::min(call.round_bytes, call.request.give[0].bytes - round_of_call * call.round_bytes);
+}
+
+Range part_of(int rank, int world, size_t length) {
+  const size_t part = (length / world + 64) / 64 * 64;
+  return {std::min(rank * part, length), std::min((rank + 1) * part, length)};
+}
+
+bool reduce_next(Board& board, Call& call) {
+  if (call.reduced == call.rounds) return false;
+  const uint64_t round = call.first_round + call.reduced;
+  if (!board.all_reached(&Control::staged, round + 1)) return false;
+  const int world = board.world_size();
+  const auto part = part_of(board.rank(), world, chunk_length(call, call.reduced));
+  if (part.from < part.to) {
+    ConstPointers sources;
+    for (int rank = 0; rank < world; ++rank) sources.push_back(board.staging(rank, round) + part.from);
+    void* const result = board.staging(board.rank(), round) + part.from;
+    call.request.kernel(&result, 1, sources.data(), world,
+                        (part.to - part.from) / c10::elementSize(call.request.dtype), world);
+  }
+  ++call.reduced;
+  board.raise(&Control::reduced, round + 1);
+  return true;
+}
+
+bool copy_out_next(Board& board, Call& call) {
+  if (call.pulled == call.rounds) return false;
+  const uint64_t round = call.first_round + call.pulled;
+  if (!board.all_reached(&Control::reduced, round + 1)) return false;
+  const int world = board.world_size();
+  auto* target = call.request.take[0].data + call.pulled * call.round_bytes;
+  for (int step = 0; step < world; ++step) {
+    const int rank = (board.rank() + step) % world;
+    const auto part = part_of(rank, world, chunk_length(call, call.pulled));
+    if (part.from < part.to) {
+      std::memcpy(target + part.from, board.staging(rank, round) + part.from, part.to - part.from);
+    }
+  }
+  ++call.pulled;
+  board.raise(&Control::pulled, round + 1);
+  return true;
+}
+
+}  // namespace
+
+bool step_claims(Board& board, Call& call) {
+  const auto& request = call.request;
+  const int world = board.world_size();
+  const size_t bytes = request.give[0].bytes;
+  const size_t size = claim_bytes(board, bytes);
+  const uint64_t chunks = (bytes + size - 1) / size;
+  auto& claims = board.claims(call.number);
+
+  bool moved = false;
+  Pointers tensors;
+  for (;;) {
+    const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
+    if (chunk == chunks) break;
+    moved = true;
+    if (tensors.empty()) {
+      for (int rank = 0; rank < world; ++rank) {
+        tensors.push_back(board.segment(rank).at(board.call(rank, call.number).call.offset, bytes));
+      }
+    }
+    const size_t from = chunk * size;
+    const size_t length = std::min(size, bytes - from);
+    Pointers here;
+    for (void* tensor : tensors) here.push_back(static_cast<std::byte*>(tensor) + from);
+    request.kernel(here.data(), world, here.data(), world, length / c10::elementSize(request.dtype), world);
+    if (count_up(claims.done.value, call.number, chunks) + 1 == chunks) board.ring_all();
+  }
+  if (claims.done.value.load(std::memory_order_seq_cst) != tagged(call.number) + chunks) return moved;
+  call.stage = Stage::Finished;
+  return true;
+}
+
+bool step_parts(Board& board, Call& call) {
+  bool moved = false;
+  for (bool again = true; again;) {
+    again = stage_next(board, call);
+    again |= reduce_next(board, call);
+    again |= copy_out_next(board, call);
+    moved |= again;
+  }
+  if (call.pulled < call.rounds) return moved;
+  call.stage = Stage::Finished;
+  return true;
+}
+
+}  // namespace lockstep::shm

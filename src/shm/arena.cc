@@ -1,0 +1,136 @@
+#include "shm/arena.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+constexpr size_t kSmallAlignment = 64;
+constexpr size_t kPageAlignedFrom = size_t{64} << 10;
+constexpr size_t kReturnedFrom = size_t{1} << 20;
+constexpr size_t kSmallestExtent = size_t{4} << 20;
+// Far beyond any address space, and small enough that no rounding overflows.
+constexpr size_t kLargestBlock = size_t{1} << 62;
+
+constexpr size_t round_up(uint64_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+size_t page_bytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace
+
+Arena::Arena(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
+  if (!segment_->owner()) throw UsageError("memory is allocated in a rank's own segment only");
+}
+
+Arena::Block Arena::allocate(size_t bytes) {
+  if (bytes > kLargestBlock) {
+    throw SystemError(base::compose({.what = fmt::format("cannot allocate {} bytes of shared memory", bytes),
+                                     .evidence = base::errno_text(ENOMEM)}));
+  }
+  // Large blocks have their pages for themselves, so that they can be given back.
+  const size_t alignment = bytes >= kPageAlignedFrom ? page_bytes() : kSmallAlignment;
+  const size_t rounded = round_up(std::max<size_t>(bytes, 1), alignment);
+
+  const std::lock_guard lock(mutex_);
+  auto range = take(rounded, alignment);
+  if (!range) {
+    grow(rounded);
+    range = take(rounded, alignment);
+  }
+  used_.emplace(range->offset, range->bytes);
+  in_use_ += range->bytes;
+  return {.offset = range->offset, .data = segment_->at(range->offset, range->bytes), .bytes = bytes};
+}
+
+void Arena::free(uint64_t offset) {
+  Range range{};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = used_.find(offset);
+    if (found == used_.end()) {
+      throw UsageError(fmt::format("no shared memory is allocated at offset {}", offset));
+    }
+    range = {found->first, found->second};
+    used_.erase(found);
+    in_use_ -= range.bytes;
+  }
+  // In neither list, so nobody gets a block whose pages are about to vanish; and nobody has to wait for it.
+  if (range.bytes >= kReturnedFrom) segment_->release_pages(range.offset, range.bytes);
+  const std::lock_guard lock(mutex_);
+  insert_free(range);
+}
+
+size_t Arena::bytes_in_use() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+// The smallest free range that will do.
+std::optional<Arena::Range> Arena::take(size_t bytes, size_t alignment) {
+  for (auto candidate = free_by_size_.lower_bound({bytes, 0}); candidate != free_by_size_.end();
+       ++candidate) {
+    const auto [length, offset] = *candidate;
+    const uint64_t start = round_up(offset, alignment);
+    const size_t skipped = start - offset;
+    if (skipped > length - bytes) continue;
+    erase_free(free_.find(offset));
+    if (skipped > 0) insert_free({offset, skipped});
+    if (skipped + bytes < length) insert_free({start + bytes, length - skipped - bytes});
+    return Range{start, bytes};
+  }
+  return std::nullopt;
+}
+
+void Arena::grow(size_t bytes) {
+  const size_t needed = round_up(bytes, page_bytes());
+  size_t added = std::max({needed, 2 * last_extent_bytes_, kSmallestExtent});
+  uint64_t offset = 0;
+  try {
+    offset = segment_->add_extent(added);
+  } catch (const SystemError&) {
+    if (added == needed) throw;
+    added = needed;  // a limit may leave room for what is needed, if not for what would be good
+    offset = segment_->add_extent(added);
+  }
+  last_extent_bytes_ = added;
+  extent_starts_.insert(offset);
+  insert_free({offset, added});
+}
+
+void Arena::insert_free(Range range) {
+  auto next = free_.lower_bound(range.offset);
+  if (next != free_.end() && range.offset + range.bytes == next->first &&
+      !extent_starts_.contains(next->first)) {
+    range.bytes += next->second;
+    const auto after = std::next(next);
+    erase_free(next);
+    next = after;
+  }
+  if (next != free_.begin() && !extent_starts_.contains(range.offset)) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == range.offset) {
+      range = {before->first, before->second + range.bytes};
+      erase_free(before);
+    }
+  }
+  free_.emplace(range.offset, range.bytes);
+  free_by_size_.emplace(range.bytes, range.offset);
+}
+
+void Arena::erase_free(std::map<uint64_t, size_t>::iterator range) {
+  free_by_size_.erase({range->second, range->first});
+  free_.erase(range);
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,66 @@
+// Allocates memory that every rank of a group can reach: blocks inside the extents of the caller's own
+// segment.
+//
+// It adds extents of its own and leaves extent 0 alone. Freed memory is used again before the segment grows;
+// large blocks give their pages back to the kernel when they are freed.
+//
+// Thread-safety: all functions from any thread. It must be the only one to add extents to its segment.
+// Invariants: a block lies in one extent; every byte of the arena's extents is in exactly one block, used or
+// free; two free blocks of one extent never touch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "shm/segment.h"
+
+namespace lockstep::shm {
+
+class Arena {
+ public:
+  // Throws UsageError when the segment is a peer's.
+  explicit Arena(std::shared_ptr<Segment> segment);
+
+  struct Block {
+    uint64_t offset;  // in the segment
+    std::byte* data;
+    size_t bytes;  // as asked for
+  };
+  // Aligned to 64 bytes, to a page from 64 KiB on. The contents are undefined. Zero bytes are allowed: the
+  // block has an address of its own. Throws SystemError when the segment cannot grow.
+  Block allocate(size_t bytes);
+  // `offset` as allocate() returned it; anything else is a UsageError.
+  void free(uint64_t offset);
+
+  // What is not free, with what alignment costs.
+  size_t bytes_in_use() const;
+
+ private:
+  struct Range {
+    uint64_t offset;
+    size_t bytes;
+  };
+
+  std::optional<Range> take(size_t bytes, size_t alignment);
+  void grow(size_t bytes);
+  void insert_free(Range range);
+  void erase_free(std::map<uint64_t, size_t>::iterator range);
+
+  const std::shared_ptr<Segment> segment_;
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, size_t> used_;           // offset to bytes
+  std::map<uint64_t, size_t> free_;                     // offset to bytes
+  std::set<std::pair<size_t, uint64_t>> free_by_size_;  // the same ranges
+  std::set<uint64_t> extent_starts_;                    // over which free ranges do not grow together
+  size_t last_extent_bytes_ = 0;
+  size_t in_use_ = 0;
+};
+
+}  // namespace lockstep::shm

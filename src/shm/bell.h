@@ -1,0 +1,42 @@
+// How a rank sleeps until another rank has news for it.
+//
+// The one with news writes it (sequentially consistent) and then rings; the one who waits says that it will
+// sleep, looks for news once more, and sleeps. Whichever came second sees the other: no news is slept
+// through.
+#pragma once
+
+#include <chrono>
+
+#include "shm/layout.h"
+
+namespace lockstep::shm {
+
+// Wakes whoever sleeps at this bell. One load when nobody does.
+void ring(BellWords& bell);
+
+// From its construction to its end, this thread counts as a sleeper.
+class Nap {
+ public:
+  explicit Nap(BellWords& bell);
+  ~Nap();
+  Nap(const Nap&) = delete;
+  Nap& operator=(const Nap&) = delete;
+
+  // Returns when the bell has rung since the construction, after `longest`, or by accident.
+  void sleep(std::chrono::microseconds longest) const;
+
+ private:
+  BellWords& bell_;
+  uint32_t before_;
+};
+
+// For a moment of busy waiting.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,71 @@
+// This rank's view of the words and bytes that all ranks of a group share.
+//
+// Not thread-safe, except that ring_all() may be called by anybody; the endpoint's lock guards it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "shm/layout.h"
+
+namespace lockstep::shm {
+
+class Board {
+ public:
+  Board(int rank, std::vector<std::shared_ptr<Segment>> segments, size_t chunk_bytes);
+
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(segments_.size()); }
+  size_t chunk_bytes() const { return chunk_bytes_; }
+
+  Segment& segment(int rank) const { return *segments_[rank]; }
+  Control& control(int rank) const { return *reinterpret_cast<Control*>(bases_[rank] + kControlAt); }
+  CallSlot& call(int rank, uint64_t number) const {
+    return reinterpret_cast<CallSlot*>(bases_[rank] + kCallsAt)[number % kCallsInFlight];
+  }
+  ClaimWords& claims(uint64_t number) const { return control(0).claims[number % kCallsInFlight]; }
+  std::byte* staging(int rank, uint64_t round) const {
+    return bases_[rank] + kStagingAt + round % kStagingSlots * chunk_bytes_;
+  }
+  // What `from` sends to `to`.
+  Outbox& outbox(int from, int to) const { return reinterpret_cast<Outbox*>(bases_[from] + kOutboxesAt)[to]; }
+
+  using Counter = Word Control::*;
+  uint64_t read(Counter counter, int rank) const {
+    return (control(rank).*counter).value.load(std::memory_order_seq_cst);
+  }
+  bool all_reached(Counter counter, uint64_t value) const;
+  // Raises this rank's counter. Who sleeps until every rank (of `among`, if given) has reached some value is
+  // woken by the rank that is the last to do so, and by no other.
+  void raise(Counter counter, uint64_t value);
+  template <class Ranks>
+  void raise(Counter counter, uint64_t value, const Ranks& among) {
+    auto& mine = (control(rank_).*counter).value;
+    const auto before = mine.load(std::memory_order_relaxed);
+    mine.store(value, std::memory_order_seq_cst);
+    if (!anybody_sleeps()) return;
+    for (const int other : among) {
+      if (read(counter, other) <= before) return;
+    }
+    ring_all();
+  }
+
+  // Whether all ranks have come to this call.
+  bool all_arrived(uint64_t number) const;
+  bool has_arrived(int rank, uint64_t number) const {
+    return call(rank, number).call.number.load(std::memory_order_seq_cst) == number + 1;
+  }
+
+  bool anybody_sleeps() const;
+  void ring_all() const;
+  void ring(int rank) const;
+
+ private:
+  int rank_;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<std::byte*> bases_;  // of each rank's first extent
+  std::vector<int> everybody_;
+  size_t chunk_bytes_;
+};
+
+}  // namespace lockstep::shm

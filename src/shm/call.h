@@ -1,0 +1,44 @@
+// One collective under way on this rank.
+#pragma once
+
+#include <cstdint>
+
+#include <c10/util/SmallVector.h>
+
+#include "shm/operation.h"
+#include "shm/request.h"
+
+namespace lockstep::shm {
+
+// How the engine carries out a call; all ranks choose the same.
+enum class Way : uint8_t {
+  Exchange,  // exchange.h: everybody reads what it takes
+  Claims,    // all_reduce.h: all memory is registered, so anybody can reduce any chunk for everybody
+  Parts      // all_reduce.h: each rank reduces its part of each staged chunk, then all read the parts
+};
+
+enum class Stage : uint8_t {
+  Queued,
+  Arrived,  // the others can see it
+  Running,  // all ranks have arrived
+  Finished  // this rank has done its part
+};
+
+struct Call : Operation {
+  Request request;
+
+  // The rest is the engine's.
+  uint64_t number = 0;
+  Stage stage = Stage::Queued;
+  Way way = Way::Exchange;
+  bool exposed = false;              // others read this rank's memory directly
+  c10::SmallVector<int, 8> stagers;  // the ranks whose bytes go through staging slots
+  size_t round_bytes = 0;            // of each piece, in one round
+  uint64_t first_round = 0;          // in the group's count
+  uint64_t rounds = 0;
+  uint64_t staged = 0, reduced = 0, pulled = 0;  // rounds of this call that this rank has done
+
+  Call* next = nullptr;  // in the endpoint's queue
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,32 @@
+// Between the caller's tensors, which may have any strides, and the engine's, whose bytes in memory are their
+// elements in order.
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace lockstep::shm {
+
+// A lazy conjugate or negation is contiguous, but its bytes are those of another tensor.
+inline bool is_dense(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// The tensor itself, without its autograd history, or a copy.
+inline at::Tensor dense(const at::Tensor& tensor) {
+  const auto bare = tensor.detach();
+  return is_dense(bare) ? bare : bare.resolve_conj().resolve_neg().contiguous();
+}
+
+// A place for results: the tensor itself, or memory from which they are to be copied to it.
+inline at::Tensor landing_place(const at::Tensor& target) {
+  const auto bare = target.detach();
+  return is_dense(bare) ? bare
+                        : at::empty(bare.sizes(), bare.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+// Copies from where results have landed, unless they landed in place.
+inline void bring_home(const at::Tensor& target, const at::Tensor& landed) {
+  if (target.data_ptr() != landed.data_ptr()) target.detach().copy_(landed.view(target.sizes()));
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,370 @@
+#include "shm/endpoint.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <set>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "base/log.h"
+#include "shm/all_reduce.h"
+#include "shm/bell.h"
+#include "shm/exchange.h"
+#include "shm/mismatch.h"
+#include "tuning/topology.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a waiting rank keeps its core busy before it sleeps. Longer than the kernel takes to wake it.
+constexpr auto kSpin = 100us;
+// Tries between two looks at the clock, with the lock held: a few microseconds.
+constexpr int kTries = 64;
+// The attendant looks whether anybody attends to what is under way: soon, then ever more rarely.
+constexpr auto kShortNap = 200us;
+constexpr auto kLongNap = 6400us;
+
+// More ranks than CPUs to run them on: then busy waiting only keeps the awaited one from running.
+bool are_crowded(const std::vector<Peer>& peers) {
+  std::set<int> cpus;
+  for (const auto& peer : peers) {
+    for (const int cpu : tuning::parse_cpu_list(peer.facts.cpus)) cpus.insert(cpu);
+  }
+  return peers.size() > cpus.size();
+}
+
+Control& control_in(Segment& segment, int world_size) {
+  return *reinterpret_cast<Control*>(segment.at(0, first_extent_bytes(world_size)) + kControlAt);
+}
+
+int checked_world(int rank, int world_size) {
+  if (rank >= 0 && rank < world_size && world_size <= kMaxWorld) return world_size;
+  throw UsageError(base::compose(
+      {.what = "a shared-memory group cannot be made",
+       .evidence = "rank is " + std::to_string(rank) + ", world size is " + std::to_string(world_size),
+       .hint = "ranks go from 0 to world size - 1; one machine holds at most " + std::to_string(kMaxWorld)}));
+}
+
+}  // namespace
+
+Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                   std::chrono::milliseconds timeout, std::string group)
+    : rank_(rank),
+      world_size_(checked_world(rank, world_size)),
+      timeout_(timeout),
+      group_(std::move(group)),
+      segment_(Segment::create("lockstep-" + std::to_string(rank), first_extent_bytes(world_size))),
+      arena_(std::make_shared<Arena>(segment_)),
+      bell_(control_in(*segment_, world_size).bell),
+      mesh_(std::move(store), rank, world_size, segment_) {}
+
+Endpoint::~Endpoint() = default;
+
+void Endpoint::connect() {
+  try {
+    mesh_.connect(base::Deadline::in(timeout_), cancelled_);
+    std::vector<std::shared_ptr<Segment>> segments;
+    for (const auto& peer : mesh_.peers()) segments.push_back(peer.segment);
+    const bool crowded = are_crowded(mesh_.peers());
+    const Lock lock(mutex_);
+    const auto spin = base::env_int("LOCKSTEP_SPIN_US", 0, 1000000);
+    spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
+    board_.emplace(rank_, std::move(segments), crowded ? kCrowdedChunkBytes : kChunkBytes);
+    mail_.emplace(*board_, *arena_);
+    for (auto* message : waiting_messages_) mail_->add(*message);
+    waiting_messages_.clear();
+  } catch (const Error& error) {
+    const Lock lock(mutex_);
+    fail(std::string(error.kind()), error.what());
+    throw;
+  }
+  ring(bell_);
+}
+
+void Endpoint::connect_in_background() {
+  const Lock lock(mutex_);
+  need_attendant();
+}
+
+// ---- Handing over
+
+void Endpoint::refuse_if_poisoned() const {
+  if (failure_) std::rethrow_exception(failure_->error);
+}
+
+void Endpoint::enqueue(Call& call) {
+  call.number = next_number_.fetch_add(1, std::memory_order_relaxed);
+  call.next = nullptr;
+  (last_ != nullptr ? last_->next : first_) = &call;
+  last_ = &call;
+  if (to_arrive_ == nullptr) to_arrive_ = &call;
+}
+
+void Endpoint::run(Call& call) {
+  Lock lock(mutex_);
+  refuse_if_poisoned();
+  enqueue(call);
+  wait(lock, call, std::nullopt);
+  lock.unlock();
+  if (call.error) std::rethrow_exception(call.error);
+}
+
+void Endpoint::start(Call& call) {
+  Lock lock(mutex_);
+  refuse_if_poisoned();
+  call.deadline = Clock::now() + (call.timeout.count() > 0 ? call.timeout : timeout_);
+  enqueue(call);
+  progress();
+  if (!call.complete) need_attendant();
+  notify(lock);
+}
+
+void Endpoint::start(Message& message) {
+  Lock lock(mutex_);
+  refuse_if_poisoned();
+  message.deadline = Clock::now() + (message.timeout.count() > 0 ? message.timeout : timeout_);
+  if (mail_) {
+    mail_->add(message);
+  } else {
+    waiting_messages_.push_back(&message);
+  }
+  progress();
+  if (!message.complete) need_attendant();
+  notify(lock);
+}
+
+void Endpoint::abandon(Operation& operation) {
+  const Lock lock(mutex_);
+  if (operation.complete) return;
+  operation.abandoned = true;
+  ring(bell_);
+}
+
+void Endpoint::retire() {
+  const Lock lock(mutex_);
+  retired_ = true;
+  cancelled_ = idle();  // who has calls under way may still meet the others
+  attendant_.notify_all();
+}
+
+// ---- Carrying on
+
+bool Endpoint::progress() {
+  if (!board_ || failure_) return false;
+  try {
+    bool moved = arrive();
+    moved |= run_calls();
+    if (!exposed_.empty()) moved |= release_exposed();
+    if (!mail_->idle()) {
+      moved |= mail_->step(received_);
+      for (auto* operation : received_) complete(*operation);
+      received_.clear();
+    }
+    return moved;
+  } catch (const Disagreement& disagreement) {
+    fail("MismatchError",
+         base::compose({.what = "the ranks do not make the same call",
+                        .where = where(first_),
+                        .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
+                                                name_of(disagreement.rank), disagreement.there),
+                        .hint = "all ranks must make the same calls in the same order, with tensors of the "
+                                "same size and type"}));
+  } catch (const Error& error) {
+    fail(std::string(error.kind()), error.what());
+  }
+  return true;
+}
+
+bool Endpoint::arrive() {
+  bool moved = false;
+  while (to_arrive_ != nullptr) {
+    auto& call = *to_arrive_;
+    // The slot must not be read by anybody any more.
+    while (call.number - all_finished_ >= kCallsInFlight) {
+      if (!board_->all_reached(&Control::finished, all_finished_ + 1)) return moved;
+      ++all_finished_;
+    }
+    auto& slot = board_->call(rank_, call.number);
+    slot.call.where = expose(*board_, call, slot);
+    slot.call.count = call.request.count;
+    slot.call.root = call.request.root;
+    slot.call.kind = static_cast<uint8_t>(call.request.kind);
+    slot.call.dtype = static_cast<uint8_t>(call.request.dtype);
+    slot.call.combine = static_cast<uint8_t>(call.request.combine);
+    slot.call.number.store(call.number + 1, std::memory_order_seq_cst);
+    call.stage = Stage::Arrived;
+    if (board_->anybody_sleeps() && board_->all_arrived(call.number)) board_->ring_all();
+    to_arrive_ = call.next;
+    moved = true;
+  }
+  return moved;
+}
+
+bool Endpoint::run_calls() {
+  bool moved = false;
+  while (first_ != nullptr && first_->stage != Stage::Queued) {
+    auto& call = *first_;
+    if (call.stage == Stage::Arrived) {
+      if (!board_->all_arrived(call.number)) return moved;
+      begin(*board_, call, next_round_);
+      call.stage = Stage::Running;
+      moved = true;
+    }
+    switch (call.way) {
+      case Way::Exchange:
+        moved |= step_exchange(*board_, call);
+        break;
+      case Way::Claims:
+        moved |= step_claims(*board_, call);
+        break;
+      case Way::Parts:
+        moved |= step_parts(*board_, call);
+        break;
+    }
+    if (call.stage != Stage::Finished) return moved;
+    first_ = call.next;
+    if (first_ == nullptr) last_ = nullptr;
+    board_->raise(&Control::finished, call.number + 1);
+    if (call.exposed) {
+      exposed_.push_back(&call);
+    } else {
+      complete(call);
+    }
+  }
+  return moved;
+}
+
+bool Endpoint::release_exposed() {
+  const auto before = exposed_.size();
+  std::erase_if(exposed_, [&](Call* call) {
+    if (!board_->all_reached(&Control::finished, call->number + 1)) return false;
+    complete(*call);
+    return true;
+  });
+  return exposed_.size() != before;
+}
+
+void Endpoint::complete(Operation& operation, std::exception_ptr error) {
+  operation.error = std::move(error);
+  operation.complete = true;
+  if (operation.owner != nullptr) to_notify_.push_back(operation.owner);
+  ring(bell_);  // another thread of this rank may sleep for it
+}
+
+void Endpoint::notify(Lock& lock) {
+  while (!to_notify_.empty()) {
+    const auto owners = std::exchange(to_notify_, {});
+    lock.unlock();
+    for (auto* owner : owners) owner->completed();
+    lock.lock();
+  }
+}
+
+// ---- Waiting
+
+Endpoint::Waited Endpoint::wait(Operation& operation, std::optional<Clock::time_point> until) {
+  Lock lock(mutex_);
+  return wait(lock, operation, until);
+}
+
+Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<Clock::time_point> until) {
+  auto waited = Waited::Complete;
+  ++waiting_;
+  std::optional<Clock::time_point> spin_until;
+  while (!operation.complete) {
+    if (progress()) {
+      spin_until.reset();
+      notify(lock);
+      continue;
+    }
+    if (spin_.count() > 0) {
+      bool moved = false;
+      for (int i = 0; i < kTries && !moved; ++i) {
+        relax();
+        moved = progress();
+      }
+      if (moved) {
+        notify(lock);
+        continue;
+      }
+      const auto now = Clock::now();
+      if (!spin_until) spin_until = now + spin_;
+      if (now < *spin_until) {
+        // Others of this rank get their turn.
+        lock.unlock();
+        lock.lock();
+        continue;
+      }
+    }
+    if (std::exchange(operation.abandoned, false)) {
+      waited = Waited::Abandoned;
+      break;
+    }
+    if (until && Clock::now() >= *until) {
+      waited = Waited::TimedOut;
+      break;
+    }
+    doze(lock, until);
+    notify(lock);
+  }
+  --waiting_;
+  notify(lock);
+  return waited;
+}
+
+bool Endpoint::poll(const Operation& operation) {
+  Lock lock(mutex_);
+  if (!operation.complete) progress();
+  // Read before the owner is told: it may let go of the operation then.
+  const bool complete = operation.complete;
+  notify(lock);
+  return complete;
+}
+
+// ---- The attendant
+
+void Endpoint::need_attendant() {
+  if (has_attendant_) {
+    if (attendant_rests_) attendant_.notify_all();
+    return;
+  }
+  has_attendant_ = true;
+  std::thread([self = shared_from_this()] {
+    try {
+      if (!self->board_) self->connect();
+    } catch (const std::exception& error) {
+      base::log_debug("{}", error.what());  // kept: every call will throw it
+    }
+    Lock lock(self->mutex_);
+    self->attend(lock);
+  }).detach();
+}
+
+void Endpoint::attend(Lock& lock) {
+  auto nap = kShortNap;
+  for (;;) {
+    notify(lock);
+    if (idle() && retired_) return;
+    if (!idle() && waiting_ == 0) {
+      nap = kShortNap;
+      if (progress()) continue;
+      doze(lock);
+    } else if (nap < kLongNap || !idle()) {
+      attendant_.wait_for(lock, nap);
+      nap = std::min<std::chrono::microseconds>(2 * nap, kLongNap);
+    } else {
+      attendant_rests_ = true;
+      attendant_.wait(lock, [&] { return !idle() || retired_; });
+      attendant_rests_ = false;
+      nap = kShortNap;
+    }
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,124 @@
+// The byte map of one rank's segment: what ranks read and write in each other's memory. docs/shm-layout.md
+// draws it.
+//
+// Every word that is written by one rank and read by another stands on a line of its own. Words that somebody
+// may sleep for are written with sequential consistency: "publish, then look for sleepers" on one side and
+// "announce the sleep, then look again" on the other cannot both miss (bell.h).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "shm/segment.h"
+
+namespace lockstep::shm {
+
+// Two lines: the processor fetches them in pairs.
+inline constexpr size_t kApart = 128;
+
+inline constexpr int kMaxWorld = 256;
+// Collectives of one group that may have begun on some rank and not have ended on all.
+inline constexpr uint64_t kCallsInFlight = 16;
+// Staging slots of a rank: how many rounds the fastest rank may be ahead of the slowest.
+inline constexpr uint64_t kStagingSlots = 4;
+// What a slot holds. Small enough to stay in a core's cache when every rank has a core; large when ranks take
+// turns on the cores, where each round costs a change of process.
+inline constexpr size_t kChunkBytes = size_t{128} << 10;
+inline constexpr size_t kCrowdedChunkBytes = size_t{1} << 20;
+
+struct alignas(kApart) Word {
+  std::atomic<uint64_t> value;
+};
+
+// Where a rank sleeps; see bell.h.
+struct alignas(kApart) BellWords {
+  std::atomic<uint32_t> rung;
+  std::atomic<uint32_t> sleepers;
+};
+
+// Where the bytes are that a rank gives to a collective.
+enum class Where : uint8_t { Nowhere, Inline, Registered, Staged };
+
+// A rank's word that it has come to a collective, and all that the others need to know of it.
+struct CallWords {
+  std::atomic<uint64_t> number;  // the call's number plus one; written last
+  uint64_t count;    // elements; what it counts depends on the kind, and all ranks must agree on it
+  uint64_t bytes;    // given by this rank, in all
+  uint64_t largest;  // the largest piece that this rank gives to any one rank
+  uint64_t offset;   // Where::Registered: of the first byte, in the giver's segment
+  int32_t root;
+  uint8_t kind;
+  uint8_t dtype;  // c10::ScalarType
+  uint8_t combine;
+  Where where;
+};
+static_assert(sizeof(CallWords) == 48);
+
+// A call and, behind it, what it gives, if that is small: 16 bytes on the call's own line.
+inline constexpr size_t kCallSlotBytes = 8192;
+inline constexpr size_t kInlineBytes = kCallSlotBytes - sizeof(CallWords);
+struct alignas(64) CallSlot {
+  CallWords call;
+  alignas(16) std::byte bytes[kInlineBytes];
+};
+static_assert(sizeof(CallSlot) == kCallSlotBytes);
+
+// The chunks of a collective that every rank can work on. Both words hold the call's number plus one in their
+// upper half and a count in the lower, so that they need no clearing. Rank 0's are the ones that are used.
+struct ClaimWords {
+  Word taken;
+  Word done;
+};
+
+// One message's way to one rank: the sender writes a note and raises `posted`; the receiver copies the note
+// and raises `taken`.
+struct Note {
+  int32_t tag;
+  uint8_t dtype;
+  uint64_t bytes;
+  uint64_t payload;  // offset in the sender's segment
+  uint64_t letter;   // offset of a LetterWords there
+};
+inline constexpr uint64_t kNotes = 16;
+struct Outbox {
+  Word posted;
+  Word taken;
+  Note notes[kNotes];
+};
+
+// What becomes of a message, in the sender's registered memory.
+enum class Letter : uint32_t { Posted, Received };
+struct LetterWords {
+  std::atomic<Letter> state;
+};
+
+// The first error of a rank, for the others to read.
+inline constexpr size_t kFailureTextBytes = 2048;
+struct FailureWords {
+  std::atomic<uint32_t> present;  // written last
+  char kind[28];                  // Error::kind()
+  char text[kFailureTextBytes];   // ends with a zero
+};
+
+struct Control {
+  BellWords bell;
+  Word staged;    // rounds for which this rank's bytes are in its staging slot
+  Word reduced;   // rounds of which this rank has reduced its part
+  Word pulled;    // rounds of which this rank has read all it wanted
+  Word finished;  // collectives in which this rank owes nothing more to anybody
+  FailureWords failure;
+  ClaimWords claims[kCallsInFlight];
+};
+
+// Offsets in the first extent.
+inline constexpr size_t up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+inline constexpr size_t kControlAt = Segment::kTableBytes;
+inline constexpr size_t kCallsAt = kControlAt + up_to_page(sizeof(Control));
+inline constexpr size_t kStagingAt = kCallsAt + kCallsInFlight * kCallSlotBytes;
+inline constexpr size_t kOutboxesAt = kStagingAt + kStagingSlots * kCrowdedChunkBytes;
+inline constexpr size_t first_extent_bytes(int world_size) {
+  return kOutboxesAt + up_to_page(static_cast<size_t>(world_size) * sizeof(Outbox));
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,627 @@
+#include "shm/mesh.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <poll.h>
+#include <sstream>
+#include <string_view>
+#include <sys/ioctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "base/host.h"
+#include "base/log.h"
+#include "comm/rendezvous.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr size_t kTokenLetters = 32;  // 128 bits
+constexpr std::array<char, 8> kMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
+// How many ranks that are not there yet are asked for in one pass: the store serves all ranks.
+constexpr int kVainLooks = 4;
+constexpr int kStrangersAtOnce = 64;
+
+[[noreturn]] void refuse(const std::string& what, int error) {
+  const bool full = error == EMFILE || error == ENFILE;
+  throw SystemError(base::compose({.what = what,
+                                   .evidence = base::errno_text(error),
+                                   .hint = full ? "raise the limit of open files with `ulimit -n`" : ""}));
+}
+
+std::string random_letters() {
+  std::array<uint8_t, kTokenLetters / 2> bits = {};
+  // Up to 256 bytes come in one piece, whatever signals arrive.
+  if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bits.size())) {
+    refuse("cannot get random bits", errno);
+  }
+  std::string letters;
+  for (const auto byte : bits) letters += fmt::format("{:02x}", byte);
+  return letters;
+}
+
+// What a rank writes into the store.
+struct Introduction {
+  comm::RankFacts facts;
+  std::string socket_name;
+  std::string token;
+  uid_t user = 0;
+  uint32_t layout_version = 0;
+};
+
+std::string encode(const Introduction& introduction) {
+  return nlohmann::json{{"layout", introduction.layout_version},
+                        {"facts", comm::encode_facts(introduction.facts)},
+                        {"socket", introduction.socket_name},
+                        {"token", introduction.token},
+                        {"user", introduction.user}}
+      .dump();
+}
+
+Introduction decode(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    Introduction introduction{.layout_version = json.at("layout")};
+    if (introduction.layout_version == kLayoutVersion) {
+      introduction.facts = comm::decode_facts(json.at("facts"));
+      introduction.socket_name = json.at("socket");
+      introduction.token = json.at("token");
+      introduction.user = json.at("user");
+      return introduction;
+    }
+  } catch (const nlohmann::json::exception&) {
+    // Reported below, as any other version is.
+  }
+  throw MismatchError(base::compose({.what = "a rank of this group has another layout of the shared memory",
+                                     .evidence = fmt::format("ours is version {}; it introduced itself as {}",
+                                                             kLayoutVersion, text.substr(0, 200)),
+                                     .hint = "start the same build of the program for every rank"}));
+}
+
+std::string key_of(int rank) { return fmt::format("shm/{}", rank); }
+
+// What goes over a new connection, in both directions, with the sender's memfd. The token is that of the rank
+// that listens: to know it proves that the other one is of this group.
+struct Greeting {
+  std::array<char, 8> magic = kMagic;
+  uint32_t layout_version = kLayoutVersion;
+  int32_t rank = 0;
+  std::array<char, kTokenLetters> token = {};
+
+  bool proves(std::string_view expected) const {
+    return magic == kMagic && layout_version == kLayoutVersion &&
+           std::string_view(token.data(), token.size()) == expected;
+  }
+};
+
+struct Received {
+  enum class What { Nothing, Greeting, Nonsense, End };
+  What what = What::Nothing;
+  Greeting greeting = {};
+  base::Fd memfd = {};  // empty when it was lost on the way because this process may open no more
+};
+
+Received receive(const base::Fd& socket) {
+  using What = Received::What;
+  Received received;
+  iovec words{.iov_base = &received.greeting, .iov_len = sizeof received.greeting};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+  msghdr message{
+      .msg_iov = &words, .msg_iovlen = 1, .msg_control = control.data(), .msg_controllen = control.size()};
+  ssize_t length = 0;
+  do {
+    length = ::recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    // A reset is told once and may stand before a last message.
+  } while (length < 0 && (errno == EINTR || errno == ECONNRESET));
+  if (length <= 0) {
+    received.what = length < 0 && errno == EAGAIN ? What::Nothing : What::End;
+    return received;
+  }
+  // Everything that came must be owned before anything is judged: there may be more than was asked for.
+  std::vector<base::Fd> descriptors;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= part->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + at, sizeof fd);
+      descriptors.emplace_back(fd);
+    }
+  }
+  const bool lost_one = descriptors.empty() && (message.msg_flags & MSG_CTRUNC) != 0;
+  const bool well_formed = length == sizeof received.greeting && (message.msg_flags & MSG_TRUNC) == 0 &&
+                           (descriptors.size() == 1 || lost_one);
+  received.what = well_formed ? What::Greeting : What::Nonsense;
+  if (well_formed && !lost_one) received.memfd = std::move(descriptors.front());
+  return received;
+}
+
+// Returns 0 or the error.
+int send(const base::Fd& socket, Greeting greeting, int memfd) {
+  iovec words{.iov_base = &greeting, .iov_len = sizeof greeting};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+  msghdr message{
+      .msg_iov = &words, .msg_iovlen = 1, .msg_control = control.data(), .msg_controllen = control.size()};
+  cmsghdr* part = CMSG_FIRSTHDR(&message);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(sizeof memfd);
+  std::memcpy(CMSG_DATA(part), &memfd, sizeof memfd);
+  return ::sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? errno : 0;
+}
+
+base::Fd make_socket() {
+  base::Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) refuse("cannot open a Unix socket", errno);
+  return socket;
+}
+
+// The abstract namespace: a zero, then the name, and no zero after it. `call` is bind or connect.
+template <class Call>
+int with_address(const std::string& name, Call&& call) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const size_t length = std::min(name.size(), sizeof address.sun_path - 1);
+  std::memcpy(address.sun_path + 1, name.data(), length);
+  return call(reinterpret_cast<const sockaddr*>(&address),
+              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
+}
+
+// Who stood at the other end when the connection was made; the kernel says so, not the peer.
+uid_t user_behind(const base::Fd& socket) {
+  ucred credentials = {};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    refuse("cannot tell who is at the other end of a Unix socket", errno);
+  }
+  return credentials.uid;
+}
+
+bool readable_now(const base::Fd& fd) {
+  pollfd polled{fd.get(), POLLIN, 0};
+  return ::poll(&polled, 1, 0) > 0 && polled.revents != 0;
+}
+
+std::string where_is(int rank, int world_size) {
+  return fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name());
+}
+
+template <class Question>
+auto ask_store(int rank, int world_size, Question&& question) {
+  try {
+    return question();
+  } catch (const std::exception& error) {
+    throw PeerLostError(base::compose({.what = "the store where the ranks meet is gone",
+                                       .where = where_is(rank, world_size),
+                                       .evidence = error.what(),
+                                       .hint = "look at the output of rank 0, which hosts it"}));
+  }
+}
+
+std::string describe_end(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
+  if (!WIFSIGNALED(wait_status)) return "";
+  const char* words = ::sigdescr_np(WTERMSIG(wait_status));
+  return fmt::format("killed by signal {} ({})", WTERMSIG(wait_status), words != nullptr ? words : "unknown");
+}
+
+// A process that has ended and that its parent has not asked about yet.
+std::optional<int> wait_status_of_zombie(const Peer& peer) {
+  base::Fd file(::open(fmt::format("/proc/{}/stat", peer.facts.pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return std::nullopt;
+  std::array<char, 1024> text = {};
+  const auto length = ::read(file.get(), text.data(), text.size());
+  if (length <= 0) return std::nullopt;
+  // The second field is the program's name in parentheses, in which anything may stand.
+  const std::string_view line(text.data(), static_cast<size_t>(length));
+  const auto name_end = line.rfind(')');
+  if (name_end == std::string_view::npos) return std::nullopt;
+  std::istringstream rest{std::string(line.substr(name_end + 1))};
+  std::vector<std::string> fields;
+  for (std::string field; rest >> field;) fields.push_back(field);
+  constexpr size_t kState = 0, kExitCode = 49;  // the third and the 52nd field of the line
+  if (fields.size() <= kExitCode || fields[kState] != "Z") return std::nullopt;
+  // The number cannot have come to mean another process if ours has not been reaped even now.
+  if (::syscall(SYS_pidfd_send_signal, peer.process.get(), 0, nullptr, 0) != 0) return std::nullopt;
+  return std::atoi(fields[kExitCode].c_str());
+}
+
+// From Linux 6.15 on a pidfd knows how its process ended, also when that has been reaped.
+std::optional<int> wait_status_from_pidfd(const Peer& peer) {
+  struct Info {
+    uint64_t mask;
+    uint64_t cgroup;
+    std::array<uint32_t, 11> ids;
+    int32_t exit_code;
+  };
+  constexpr uint64_t kExitIsKnown = 1 << 3;
+  Info info = {.mask = kExitIsKnown};
+  if (::ioctl(peer.process.get(), _IOWR(0xFF, 11, Info), &info) != 0) return std::nullopt;
+  if ((info.mask & kExitIsKnown) == 0) return std::nullopt;
+  return info.exit_code;
+}
+
+}  // namespace
+
+// One run of connect(). It never waits for one peer alone: it goes round, does whatever can be done now, and
+// sleeps until something can change. A pair is complete for a rank when it has read the other's introduction,
+// has the other's memfd, and has handed its own over.
+class Mesh::Meeting {
+ public:
+  Meeting(Mesh& mesh, base::Deadline deadline, const std::atomic<bool>& cancelled)
+      : mesh_(mesh),
+        rank_(mesh.rank_),
+        world_size_(static_cast<int>(mesh.peers_.size())),
+        deadline_(deadline),
+        cancelled_(cancelled),
+        partners_(mesh.peers_.size()) {
+    partners_[rank_].told = true;
+  }
+
+  void hold() {
+    for (;;) {
+      if (cancelled_.load()) {
+        throw Error(base::compose(
+            {.what = "connecting the ranks was given up", .where = where_is(rank_, world_size_)}));
+      }
+      look_for_introductions(kVainLooks);
+      connect_to_lower_ranks();
+      answer_callers();
+      hear_answers();
+      if (unfinished().empty()) return;
+      // First: when all give up at one time, each should say what it waited for, not who was quicker.
+      if (deadline_.expired()) give_up();
+      find_losses();
+      sleep();
+    }
+  }
+
+ private:
+  struct Partner {
+    std::optional<Introduction> introduction;
+    bool told = false;          // has our memfd
+    bool ended_unseen = false;  // its process was gone when we read its introduction
+    bool seen_ending = false;   // it was gone one pass ago
+  };
+
+  bool introduced(int other) const { return other == rank_ || partners_[other].introduction.has_value(); }
+  bool complete(int other) const {
+    return introduced(other) && partners_[other].told && mesh_.peers_[other].segment != nullptr;
+  }
+  template <class Holds>
+  std::vector<int> ranks_where(Holds&& holds) const {
+    std::vector<int> ranks;
+    for (int other = 0; other < world_size_; ++other) {
+      if (holds(other)) ranks.push_back(other);
+    }
+    return ranks;
+  }
+  std::vector<int> unfinished() const {
+    return ranks_where([&](int other) { return !complete(other); });
+  }
+  std::vector<int> unknown() const {
+    return ranks_where([&](int other) { return !introduced(other); });
+  }
+
+  // Gives up for this pass after as many ranks that are not there, and begins with others the next time.
+  void look_for_introductions(int vain_looks) {
+    const auto ranks = unknown();
+    for (size_t i = 0; i < ranks.size() && vain_looks > 0; ++i) {
+      if (!look_for(ranks[next_look_ % ranks.size()])) --vain_looks;
+      ++next_look_;
+    }
+  }
+
+  bool look_for(int other) {
+    if (introduced(other)) return true;
+    const auto text = ask_store(rank_, world_size_, [&]() -> std::optional<std::string> {
+      if (!mesh_.store_->check({key_of(other)})) return std::nullopt;
+      const auto value = mesh_.store_->get(key_of(other));
+      return std::string(value.begin(), value.end());
+    });
+    if (!text) return false;
+    pause_ = 1ms;
+    auto introduction = decode(*text);
+    check(other, introduction);
+    Peer& peer = mesh_.peers_[other];
+    peer.facts = introduction.facts;
+    const auto& mine = mesh_.peers_[rank_].facts;
+    if (peer.facts.pid_namespace == mine.pid_namespace && peer.facts.pid != mine.pid) {
+      peer.process = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, peer.facts.pid, 0)));
+      partners_[other].ended_unseen = !peer.process && errno == ESRCH;
+    }
+    partners_[other].introduction = std::move(introduction);
+    return true;
+  }
+
+  void check(int other, const Introduction& introduction) const {
+    const auto& mine = mesh_.peers_[rank_].facts;
+    const auto& theirs = introduction.facts;
+    if (theirs.rank != other || theirs.world_size != mine.world_size) {
+      throw MismatchError(base::compose(
+          {.what = "the ranks of a group do not agree who they are",
+           .evidence = fmt::format("{} of {} found {} of {} in the place of rank {}", mine.describe(),
+                                   mine.world_size, theirs.describe(), theirs.world_size, other),
+           .hint = "give every process the same WORLD_SIZE and a RANK of its own"}));
+    }
+    if (theirs.machine != mine.machine) {
+      throw UsageError(
+          base::compose({.what = "shared memory connects the ranks of one machine only",
+                         .evidence = fmt::format(
+                             "{} and {} are on different machines, or in containers that share no network",
+                             mine.describe(), theirs.describe()),
+                         .hint = "use the backend gloo"}));
+    }
+    // In another pid namespace the same user may have another number. There the socket decides.
+    if (introduction.user != ::geteuid() && theirs.pid_namespace == mine.pid_namespace) {
+      refuse_user(other, introduction.user);
+    }
+  }
+
+  [[noreturn]] void refuse_user(int other, uid_t user) const {
+    throw UsageError(base::compose(
+        {.what = "ranks of different users cannot share memory",
+         .where = where_is(rank_, world_size_),
+         .evidence = fmt::format("rank {} runs as user {}, this one as user {}", other, user, ::geteuid()),
+         .hint = "start all ranks as one user, or use the backend gloo"}));
+  }
+
+  [[noreturn]] void lose(int other, const std::string& evidence) const {
+    const auto epitaph = mesh_.epitaph(other);
+    throw PeerLostError(base::compose(
+        {.what = fmt::format("{} was lost while the ranks connected", mesh_.peers_[other].facts.describe()),
+         .where = where_is(rank_, world_size_),
+         .evidence = epitaph.empty() ? evidence : epitaph,
+         .hint = "look at the output of that rank"}));
+  }
+
+  void connect_to_lower_ranks() {
+    for (int other = 0; other < rank_; ++other) {
+      if (!partners_[other].introduction) continue;
+      if (!mesh_.peers_[other].socket) reach(other);
+      if (mesh_.peers_[other].socket) tell(other);
+    }
+  }
+
+  void reach(int other) {
+    auto socket = make_socket();
+    const int result = with_address(partners_[other].introduction->socket_name,
+                                    [&](const sockaddr* address, socklen_t length) {
+                                      return ::connect(socket.get(), address, length) == 0 ? 0 : errno;
+                                    });
+    if (result == EAGAIN || result == EINTR) return;  // too many at its door; the next pass tries again
+    if (result == ECONNREFUSED) lose(other, "it introduced itself, but does not listen any more");
+    if (result != 0) refuse(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
+    if (const auto user = user_behind(socket); user != ::geteuid()) refuse_user(other, user);
+    mesh_.peers_[other].socket = std::move(socket);
+  }
+
+  void tell(int other) {
+    if (partners_[other].told) return;
+    Greeting greeting{.rank = rank_};
+    const auto& token = other < rank_ ? partners_[other].introduction->token : mesh_.token_;
+    std::copy_n(token.begin(), std::min(token.size(), kTokenLetters), greeting.token.begin());
+    const int error = send(mesh_.peers_[other].socket, greeting, mesh_.peers_[rank_].segment->fd());
+    // The kernel limits how many descriptors of a user may be on their way; they will arrive.
+    if (error == EAGAIN || error == EINTR || error == ENOBUFS || error == ETOOMANYREFS) return;
+    if (error == EPIPE || error == ECONNRESET) lose(other, "it closed the connection");
+    if (error != 0) refuse(fmt::format("cannot hand shared memory over to rank {}", other), error);
+    partners_[other].told = true;
+  }
+
+  void answer_callers() {
+    if (rank_ + 1 == world_size_) return;
+    // Not without end: whoever keeps knocking must not keep us from looking at the clock.
+    for (int knocks = 0; knocks < world_size_ + kStrangersAtOnce; ++knocks) {
+      base::Fd caller(::accept4(mesh_.listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!caller && (errno == EINTR || errno == ECONNABORTED)) continue;
+      if (!caller && errno == EAGAIN) break;
+      if (!caller) refuse("cannot accept a connection from a Unix socket", errno);
+      if (const auto user = user_behind(caller); user != ::geteuid()) {
+        if (!std::exchange(warned_, true)) {
+          base::log_warn("turned away a process of user {} from the socket of rank {}", user, rank_);
+        }
+      } else {
+        callers_.push_back(std::move(caller));
+      }
+    }
+    for (auto& caller : callers_) {
+      auto received = receive(caller);
+      if (received.what == Received::What::Nothing) continue;
+      if (received.what == Received::What::Greeting && is_expected(received.greeting)) {
+        take_in(received.greeting.rank, std::move(caller), std::move(received.memfd));
+      } else {
+        caller.reset();
+      }
+    }
+    std::erase_if(callers_, [](const base::Fd& caller) { return !caller; });
+    for (int other = rank_ + 1; other < world_size_; ++other) {
+      if (mesh_.peers_[other].socket) tell(other);
+    }
+  }
+
+  bool is_expected(const Greeting& greeting) const {
+    return greeting.proves(mesh_.token_) && greeting.rank > rank_ && greeting.rank < world_size_ &&
+           !mesh_.peers_[greeting.rank].socket;
+  }
+
+  void hear_answers() {
+    for (int other = 0; other < rank_; ++other) {
+      if (!partners_[other].told || mesh_.peers_[other].segment != nullptr) continue;
+      Peer& peer = mesh_.peers_[other];
+      auto received = receive(peer.socket);
+      if (received.what == Received::What::Nothing) continue;
+      if (received.what == Received::What::End) lose(other, "it closed the connection");
+      if (received.what == Received::What::Nonsense || received.greeting.rank != other ||
+          !received.greeting.proves(partners_[other].introduction->token)) {
+        throw MismatchError(
+            base::compose({.what = fmt::format("{} did not answer as a rank does", peer.facts.describe()),
+                           .where = where_is(rank_, world_size_)}));
+      }
+      take_in(other, std::move(peer.socket), std::move(received.memfd));
+    }
+  }
+
+  void take_in(int other, base::Fd socket, base::Fd memfd) {
+    if (!memfd) refuse(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
+    Peer& peer = mesh_.peers_[other];
+    peer.socket = std::move(socket);
+    peer.segment = Segment::attach(std::move(memfd));
+    look_for(other);  // it introduced itself before it called
+  }
+
+  // A rank that has connected to everybody may end at once; what it left in the sockets still counts. So one
+  // pass goes by between the first sign of an end and the verdict.
+  void find_losses() {
+    auto gone = mesh_.gone();
+    for (int other = 0; other < world_size_; ++other) {
+      if (partners_[other].ended_unseen) gone.push_back(other);
+    }
+    for (const int other : gone) {
+      if (complete(other) && unknown().empty()) continue;
+      if (!partners_[other].seen_ending) {
+        partners_[other].seen_ending = hurry_ = true;
+        continue;
+      }
+      // One that left after all had connected leaves nobody behind who was never heard of.
+      if (complete(other)) look_for_introductions(world_size_);
+      const auto missing = unknown();
+      if (complete(other) && missing.empty()) continue;
+      std::string evidence = "its process ended or it gave up";
+      if (!missing.empty()) {
+        evidence += fmt::format("; rank {} had not come by then", comm::describe_ranks(missing));
+      }
+      lose(other, evidence);
+    }
+  }
+
+  [[noreturn]] void give_up() {
+    look_for_introductions(world_size_);
+    std::string silent;
+    for (const int other : unfinished()) {
+      if (!introduced(other)) continue;
+      silent +=
+          fmt::format("; {} introduced itself, but is not connected", mesh_.peers_[other].facts.describe());
+    }
+    throw TimeoutError(base::compose(
+        {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
+                             static_cast<double>(deadline_.budget().count()) / 1000.0),
+         .where = where_is(rank_, world_size_),
+         .evidence = fmt::format("missing: rank {}{}", comm::describe_ranks(unfinished()), silent),
+         .hint = "look at the output of the missing ranks; a slow start needs a longer timeout"}));
+  }
+
+  void sleep() {
+    if (std::exchange(hurry_, false)) return;
+    bool asking = false;  // whether something must be tried again that no descriptor tells of
+    std::vector<pollfd> polled;
+    for (const int other : unfinished()) {
+      const Peer& peer = mesh_.peers_[other];
+      if (!introduced(other) || (other < rank_ && !partners_[other].told) ||
+          (other > rank_ && peer.segment != nullptr)) {
+        asking = true;
+      }
+      if (other < rank_ && partners_[other].told) polled.push_back({peer.socket.get(), POLLIN, 0});
+      polled.push_back({peer.process.get(), POLLIN, 0});
+    }
+    for (const auto& caller : callers_) polled.push_back({caller.get(), POLLIN, 0});
+    if (rank_ + 1 < world_size_) polled.push_back({mesh_.listener_.get(), POLLIN, 0});
+    ::poll(polled.data(), polled.size(), deadline_.poll_timeout(asking ? pause_ : 20ms));
+    pause_ = std::min(pause_ * 2, std::chrono::milliseconds(5));
+  }
+
+  Mesh& mesh_;
+  const int rank_;
+  const int world_size_;
+  const base::Deadline deadline_;
+  const std::atomic<bool>& cancelled_;
+  std::vector<Partner> partners_;
+  std::vector<base::Fd> callers_;  // accepted, and silent so far
+  size_t next_look_ = 0;
+  bool hurry_ = false;
+  bool warned_ = false;  // of strangers, who may be many
+  std::chrono::milliseconds pause_{1};
+};
+
+Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> mine)
+    : store_(std::move(store)), rank_(rank), token_(random_letters()), peers_(world_size) {
+  // Before the socket: where descriptors are short, this must not mistake the machine for another one.
+  peers_[rank].facts = comm::facts_of_this_process(rank, world_size);
+  peers_[rank].segment = std::move(mine);
+  listener_ = make_socket();
+  const auto name = "lockstep-" + random_letters();
+  const int result = with_address(name, [&](const sockaddr* address, socklen_t length) {
+    return ::bind(listener_.get(), address, length) == 0 ? 0 : errno;
+  });
+  if (result != 0) refuse("cannot bind a Unix socket", result);
+  if (::listen(listener_.get(), world_size + kStrangersAtOnce) != 0)
+    refuse("cannot listen on a Unix socket", errno);
+  const auto text = encode({.facts = peers_[rank].facts,
+                            .socket_name = name,
+                            .token = token_,
+                            .user = ::geteuid(),
+                            .layout_version = kLayoutVersion});
+  ask_store(rank, world_size, [&] { store_->set(key_of(rank), {text.begin(), text.end()}); });
+}
+
+Mesh::~Mesh() = default;
+
+void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) {
+  if (!listener_) throw UsageError("a mesh connects once");
+  try {
+    Meeting(*this, deadline, cancelled).hold();
+  } catch (...) {
+    listener_.reset();
+    for (int other = 0; other < static_cast<int>(peers_.size()); ++other) {
+      if (other != rank_) peers_[other] = {};
+    }
+    throw;
+  }
+  listener_.reset();
+}
+
+std::vector<int> Mesh::gone() {
+  std::vector<pollfd> polled;
+  polled.reserve(2 * peers_.size());
+  for (const auto& peer : peers_) {
+    polled.push_back({peer.socket.get(), POLLRDHUP, 0});
+    polled.push_back({peer.process.get(), POLLIN, 0});
+  }
+  std::vector<int> ranks;
+  if (::poll(polled.data(), polled.size(), 0) <= 0) return ranks;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    if (polled[2 * i].revents != 0 || polled[2 * i + 1].revents != 0) ranks.push_back(static_cast<int>(i));
+  }
+  return ranks;
+}
+
+std::string Mesh::epitaph(int rank) const {
+  const Peer& peer = peers_[rank];
+  // A process whose first thread alone has ended looks like a zombie too, but not to its descriptor.
+  if (!peer.process || !readable_now(peer.process)) return "";
+  auto status = wait_status_of_zombie(peer);
+  if (!status) status = wait_status_from_pidfd(peer);
+  return status ? describe_end(*status) : "";
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,297 @@
+#include "shm/segment.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <map>
+#include <new>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+constexpr std::array<char, 8> kMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
+
+// Of Linux 6.3; a system that forbids executable memfds demands it, older kernels do not know it.
+constexpr unsigned kNoExecSeal = 8;
+
+size_t page_bytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+[[noreturn]] void refuse(const std::string& what, int error, const std::string& hint = {}) {
+  throw SystemError(base::compose({.what = what, .evidence = base::errno_text(error), .hint = hint}));
+}
+
+[[noreturn]] void refuse_foreign(const std::string& evidence) {
+  throw MismatchError(base::compose({.what = "what a rank shares is no memory of this version of lockstep",
+                                     .evidence = evidence,
+                                     .hint = "start the same build of the program for every rank"}));
+}
+
+size_t whole_pages(size_t bytes) {
+  if (bytes > SIZE_MAX - page_bytes()) refuse(fmt::format("cannot share {} bytes", bytes), EFBIG);
+  return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+}
+
+struct stat status_of(const base::Fd& file) {
+  struct stat status = {};
+  if (::fstat(file.get(), &status) != 0) refuse("cannot look at shared memory", errno);
+  return status;
+}
+
+// Past RLIMIT_FSIZE the kernel refuses too, but with a signal that ends the process.
+void check_file_limit(uint64_t bytes) {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) {
+    return;
+  }
+  refuse(fmt::format("cannot grow shared memory to {} bytes", bytes), EFBIG,
+         fmt::format("the limit is {} bytes: raise it with `ulimit -f unlimited`", limit.rlim_cur));
+}
+
+base::Fd make_memfd(const std::string& name) {
+  const auto short_name = name.substr(0, 200);  // the kernel takes 249
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  base::Fd memfd(::memfd_create(short_name.c_str(), kFlags | kNoExecSeal));
+  if (!memfd && errno == EINVAL) memfd = base::Fd(::memfd_create(short_name.c_str(), kFlags));
+  if (!memfd) {
+    const int error = errno;
+    refuse("cannot create shared memory", error,
+           error == EMFILE ? "raise the limit of open files with `ulimit -n`" : "");
+  }
+  return memfd;
+}
+
+// What attach() must know before it can map anything: how the Table below begins, in plain words.
+struct TableStart {
+  std::array<char, 8> magic;
+  uint32_t layout_version;
+  uint32_t count;
+  uint64_t first_offset;
+  uint64_t first_bytes;
+};
+
+}  // namespace
+
+struct Segment::Table {
+  struct Entry {
+    std::atomic<uint64_t> offset;
+    std::atomic<uint64_t> bytes;
+  };
+
+  std::array<char, 8> magic;
+  uint32_t layout_version;
+  std::atomic<uint32_t> count;  // written last
+  std::array<Entry, kMaxExtents> entries;
+};
+
+// The segments of this process by file. Never destroyed: segments in static objects may outlive it.
+struct Segment::Registry {
+  std::mutex mutex;
+  std::map<FileKey, std::weak_ptr<Segment>> segments;
+
+  static Registry& instance() {
+    static auto& registry = *new Registry;
+    return registry;
+  }
+
+  std::shared_ptr<Segment> find(const FileKey& key) {
+    const std::lock_guard lock(mutex);
+    const auto found = segments.find(key);
+    return found == segments.end() ? nullptr : found->second.lock();
+  }
+
+  // Of two threads that attach to one file at a time, both get what the first one brings.
+  std::shared_ptr<Segment> adopt(const std::shared_ptr<Segment>& segment) {
+    const std::lock_guard lock(mutex);
+    auto& entry = segments[segment->key_];
+    if (auto earlier = entry.lock()) return earlier;
+    entry = segment;
+    return segment;
+  }
+
+  void forget(const FileKey& key) {
+    const std::lock_guard lock(mutex);
+    const auto found = segments.find(key);
+    if (found != segments.end() && found->second.expired()) segments.erase(found);
+  }
+};
+
+std::shared_ptr<Segment> Segment::create(const std::string& name_for_debugging, size_t first_extent_bytes) {
+  auto memfd = make_memfd(name_for_debugging);
+  // Sealed while it is empty: from here on no peer can take bytes away or forbid us to add some.
+  if (::fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
+    refuse("cannot seal shared memory", errno);
+  }
+  const auto status = status_of(memfd);
+  std::shared_ptr<Segment> segment(new Segment(std::move(memfd), true, {status.st_dev, status.st_ino}));
+  segment->add_extent(std::max(first_extent_bytes, kTableBytes));
+  return Registry::instance().adopt(segment);
+}
+
+std::shared_ptr<Segment> Segment::attach(base::Fd memfd) {
+  static_assert(offsetof(Table, count) == offsetof(TableStart, count));
+  static_assert(offsetof(Table, entries) == offsetof(TableStart, first_offset));
+
+  const auto status = status_of(memfd);
+  const FileKey key{status.st_dev, status.st_ino};
+  if (auto mine = Registry::instance().find(key)) return mine;
+
+  const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
+  if (seals < 0) refuse_foreign("it is no memfd");
+  if ((seals & F_SEAL_SHRINK) == 0) refuse_foreign("it is not sealed against shrinking");
+  TableStart start = {};
+  const auto length = ::pread(memfd.get(), &start, sizeof start, 0);
+  if (length < 0) refuse("cannot read shared memory", errno);
+  if (length != sizeof start || start.magic != kMagic) refuse_foreign("it does not begin with \"lockstep\"");
+  if (start.layout_version != kLayoutVersion) {
+    refuse_foreign(fmt::format("its layout has version {}, ours {}", start.layout_version, kLayoutVersion));
+  }
+  if (start.count < 1 || start.first_offset != 0 || start.first_bytes < kTableBytes ||
+      start.first_bytes % page_bytes() != 0 || start.first_bytes > static_cast<uint64_t>(status.st_size)) {
+    refuse_foreign("its table of extents is damaged");
+  }
+  std::shared_ptr<Segment> segment(new Segment(std::move(memfd), false, key));
+  Extent& first = segment->extents_[0];
+  first.bytes = start.first_bytes;
+  first.data.store(segment->map(first), std::memory_order_release);
+  segment->known_.store(1, std::memory_order_release);
+  return Registry::instance().adopt(segment);
+}
+
+Segment::Segment(base::Fd memfd, bool owner, FileKey key)
+    : memfd_(std::move(memfd)), owner_(owner), key_(key) {}
+
+Segment::~Segment() {
+  // Before the file is closed: after that, its number may come to mean another file.
+  Registry::instance().forget(key_);
+  for (const auto& extent : extents_) {
+    if (std::byte* data = extent.data.load()) ::munmap(data, extent.bytes);
+  }
+}
+
+Segment::Table& Segment::table() const { return *reinterpret_cast<Table*>(extents_[0].data.load()); }
+
+uint64_t Segment::end() const {
+  const int known = known_.load(std::memory_order_acquire);
+  return known == 0 ? 0 : extents_[known - 1].offset + extents_[known - 1].bytes;
+}
+
+std::byte* Segment::map(const Extent& extent) const {
+  void* data = ::mmap(nullptr, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_.get(),
+                      static_cast<off_t>(extent.offset));
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    refuse(fmt::format("cannot map {} bytes of shared memory", extent.bytes), error,
+           error == ENOMEM ? "look at the limits `ulimit -v` and vm.max_map_count" : "");
+  }
+  return static_cast<std::byte*>(data);
+}
+
+uint64_t Segment::add_extent(size_t bytes) {
+  static_assert(sizeof(Table) <= kTableBytes);
+  static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+  if (!owner_) throw UsageError("only the owner of shared memory can add to it");
+
+  const std::lock_guard lock(growing_);
+  const int number = known_.load(std::memory_order_relaxed);
+  if (number == kMaxExtents) {
+    throw SystemError(
+        base::compose({.what = fmt::format("cannot add {} bytes of shared memory", bytes),
+                       .evidence = fmt::format("there are {} extents of {} bytes already, and no more can be",
+                                               number, end()),
+                       .hint = "share memory in larger pieces"}));
+  }
+  Extent& extent = extents_[number];
+  extent.offset = end();
+  extent.bytes = whole_pages(std::max<size_t>(bytes, 1));
+  if (extent.bytes > static_cast<uint64_t>(INT64_MAX) - extent.offset) {
+    refuse(fmt::format("cannot add {} bytes of shared memory", bytes), EFBIG);
+  }
+  check_file_limit(extent.offset + extent.bytes);
+  // Mapped first, while nothing is there yet: what the file has gained it can never lose again.
+  std::byte* data = map(extent);
+  if (::ftruncate(memfd_.get(), static_cast<off_t>(extent.offset + extent.bytes)) != 0) {
+    const int error = errno;
+    ::munmap(data, extent.bytes);
+    refuse(fmt::format("cannot grow shared memory by {} bytes", extent.bytes), error);
+  }
+  extent.data.store(data, std::memory_order_release);
+  if (number == 0) {
+    auto* fresh = new (data) Table{};
+    fresh->magic = kMagic;
+    fresh->layout_version = kLayoutVersion;
+  }
+  auto& entry = table().entries[number];
+  entry.offset.store(extent.offset, std::memory_order_relaxed);
+  entry.bytes.store(extent.bytes, std::memory_order_relaxed);
+  table().count.store(number + 1, std::memory_order_release);
+  known_.store(number + 1, std::memory_order_release);
+  return extent.offset;
+}
+
+// Copies the new entries of the table, so that nothing a peer writes there later can mislead us.
+void Segment::learn_extents() {
+  const uint32_t count = table().count.load(std::memory_order_acquire);
+  if (count > kMaxExtents) refuse_foreign("its table of extents is damaged");
+  const auto size = static_cast<uint64_t>(status_of(memfd_).st_size);
+  for (uint32_t number = known_.load(std::memory_order_relaxed); number < count; ++number) {
+    const auto& entry = table().entries[number];
+    Extent& extent = extents_[number];
+    extent.offset = entry.offset.load(std::memory_order_relaxed);
+    extent.bytes = entry.bytes.load(std::memory_order_relaxed);
+    if (extent.offset != end() || extent.bytes == 0 || extent.bytes % page_bytes() != 0 ||
+        extent.bytes > size - extent.offset) {
+      refuse_foreign("its table of extents is damaged");
+    }
+    known_.store(static_cast<int>(number) + 1, std::memory_order_release);
+  }
+}
+
+std::byte* Segment::map_and_find(uint64_t offset, size_t bytes) {
+  const std::lock_guard lock(growing_);
+  learn_extents();
+  for (int i = 0; i < known_.load(std::memory_order_relaxed); ++i) {
+    Extent& extent = extents_[i];
+    if (!extent.holds(offset, bytes)) continue;
+    std::byte* data = extent.data.load(std::memory_order_acquire);
+    if (data == nullptr) {
+      data = map(extent);
+      extent.data.store(data, std::memory_order_release);
+    }
+    return data + (offset - extent.offset);
+  }
+  throw MismatchError(
+      base::compose({.what = "a rank named shared memory that does not exist",
+                     .evidence = fmt::format("{} bytes at {}, in a segment of {} bytes in {} extents", bytes,
+                                             offset, end(), known_.load())}));
+}
+
+void Segment::release_pages(uint64_t offset, size_t bytes) {
+  const uint64_t page = page_bytes();
+  const uint64_t first = (offset + page - 1) / page * page;
+  const uint64_t last = (offset + bytes) / page * page;
+  if (first >= last) return;
+  // A failure costs memory and nothing else.
+  [[maybe_unused]] const int ignored =
+      ::fallocate(memfd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
+                  static_cast<off_t>(last - first));
+}
+
+size_t Segment::bytes_reserved() const { return static_cast<size_t>(status_of(memfd_).st_size); }
+
+size_t Segment::bytes_in_memory() const { return static_cast<size_t>(status_of(memfd_).st_blocks) * 512; }
+
+}  // namespace lockstep::shm

@@ -1,0 +1,252 @@
+// How an endpoint finds out that something is wrong: a peer that failed, one that is gone, one that is late.
+#include <cstring>
+#include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "base/host.h"
+#include "base/log.h"
+#include "shm/bell.h"
+#include "shm/endpoint.h"
+#include "shm/mismatch.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// A closed connection does not wake a sleeper, so sleepers look by themselves this often.
+constexpr auto kLookEvery = 20ms;
+
+std::exception_ptr make_error(const std::string& kind, const std::string& text) {
+  try {
+    base::throw_kind(kind, text);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void copy_text(char* to, size_t room, const std::string& text) {
+  const size_t length = std::min(room - 1, text.size());
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+}  // namespace
+
+void Endpoint::doze(Lock& lock, std::optional<Clock::time_point> until) {
+  const Nap nap(bell_);
+  if (progress()) return;
+  auto longest = std::chrono::duration_cast<std::chrono::microseconds>(kLookEvery);
+  if (until) {
+    const auto left = std::chrono::ceil<std::chrono::microseconds>(*until - Clock::now());
+    longest = std::clamp(left, 0us, longest);
+  }
+  lock.unlock();
+  nap.sleep(longest);
+  lock.lock();
+  look_for_trouble();
+}
+
+void Endpoint::look_for_trouble() {
+  if (failure_ || idle()) return;
+  const auto now = Clock::now();
+  if (now - last_look_ < kLookEvery / 2) return;
+  last_look_ = now;
+  if (board_) {
+    look_for_failures();
+    if (!failure_) look_for_the_dead();
+  }
+  if (!failure_) look_for_the_late();
+}
+
+void Endpoint::look_for_failures() {
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto& theirs = board_->control(rank).failure;
+    if (rank == rank_ || theirs.present.load(std::memory_order_seq_cst) == 0) continue;
+    if (progress()) return;  // what it did before it failed may be all that is needed
+    // If a death is behind it, this rank can see that for itself.
+    look_for_the_dead();
+    if (failure_) return;
+    fail(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
+                                     .where = where(first_),
+                                     .evidence = fmt::format("it said: {}", theirs.text)}));
+    return;
+  }
+}
+
+void Endpoint::look_for_the_dead() {
+  const auto gone = mesh_.gone();
+  // All that they wrote before they went is to be seen now.
+  if (gone.empty() || progress() || failure_) return;
+
+  const auto owes = [&](int rank, const Call& call) {
+    return board_->read(&Control::finished, rank) <= call.number;
+  };
+  for (const int rank : gone) {
+    std::string held_up;
+    const Call* call = nullptr;
+    if (first_ != nullptr && owes(rank, *first_)) call = first_;
+    for (const auto* exposed : exposed_) {
+      if (owes(rank, *exposed)) call = exposed;
+    }
+    if (call != nullptr && call->stage != Stage::Queued) {
+      held_up = describe(board_->call(rank_, call->number).call);
+    } else if (call != nullptr) {
+      held_up = pattern_of(call->request.kind).name;
+    }
+    for (const auto* message : mail_->under_way()) {
+      if (message->peer == rank) held_up = message->describe();
+    }
+    if (held_up.empty()) continue;
+
+    const auto& failed = board_->control(rank).failure;
+    if (failed.present.load(std::memory_order_seq_cst) != 0) {
+      fail(failed.kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
+                                       .where = where(call),
+                                       .evidence = fmt::format("it said: {}", failed.text)}));
+      return;
+    }
+    const auto epitaph = mesh_.epitaph(rank);
+    fail("PeerLostError", base::compose({.what = fmt::format("{} failed", held_up),
+                                         .where = where(call),
+                                         .evidence = fmt::format("{} has ended{}{}", name_of(rank),
+                                                                 epitaph.empty() ? "" : ": ", epitaph),
+                                         .hint = "look at the output of that rank: it ended first"}));
+    return;
+  }
+}
+
+void Endpoint::look_for_the_late() {
+  const auto now = Clock::now();
+  const auto is_late = [&](Operation& operation) {
+    // A blocking call looks at the clock only when it has to wait.
+    if (operation.deadline == Clock::time_point{}) {
+      operation.deadline = now + (operation.timeout.count() > 0 ? operation.timeout : timeout_);
+    }
+    return now >= operation.deadline;
+  };
+  const auto seconds = [&](const Operation& operation) {
+    return (operation.timeout.count() > 0 ? operation.timeout : timeout_).count() / 1000.0;
+  };
+  constexpr const char* kHint =
+      "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
+      "but healthy job needs a longer InitOptions::timeout";
+
+  std::vector<Call*> calls = exposed_;
+  if (first_ != nullptr) calls.push_back(first_);
+  for (auto* call : calls) {
+    if (!is_late(*call)) continue;
+    const bool arrived = board_ && call->stage != Stage::Queued;
+    fail("TimeoutError",
+         base::compose(
+             {.what = fmt::format("{} failed", arrived ? describe(board_->call(rank_, call->number).call)
+                                                       : pattern_of(call->request.kind).name),
+              .where = where(call),
+              .evidence =
+                  fmt::format("Timed out after {:.1f} s{}", seconds(*call),
+                              board_ ? whereabouts(call->number) : "; the ranks have not all connected"),
+              .hint = kHint}));
+    return;
+  }
+  auto messages = waiting_messages_;
+  if (mail_) messages = mail_->under_way();
+  for (auto* message : messages) {
+    if (!is_late(*message)) continue;
+    std::string who = "the ranks have not all connected";
+    if (board_ && message->peer == kAnyRank) who = "no rank sent it";
+    if (board_ && message->peer != kAnyRank) {
+      who = fmt::format("{} did not {} it: {}", name_of(message->peer),
+                        message->outgoing ? "receive" : "send", last_words(message->peer));
+    }
+    fail("TimeoutError",
+         base::compose({.what = fmt::format("{} failed", message->describe()),
+                        .where = where(nullptr),
+                        .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
+                        .hint = kHint}));
+    return;
+  }
+}
+
+void Endpoint::fail(const std::string& kind, const std::string& text) {
+  if (failure_) return;
+  failure_ = {kind, text, make_error(kind, text)};
+  base::log_debug("{}: {}", kind, text);
+  if (board_) {
+    auto& mine = board_->control(rank_).failure;
+    copy_text(mine.kind, sizeof(mine.kind), kind);
+    copy_text(mine.text, sizeof(mine.text), text);
+    mine.present.store(1, std::memory_order_seq_cst);
+    board_->ring_all();
+  }
+  for (auto* call : exposed_) complete(*call, failure_->error);
+  exposed_.clear();
+  while (first_ != nullptr) {
+    auto* call = first_;
+    first_ = call->next;
+    complete(*call, failure_->error);
+  }
+  last_ = to_arrive_ = nullptr;
+  auto messages = std::exchange(waiting_messages_, {});
+  if (mail_) messages = mail_->give_up();
+  for (auto* message : messages) complete(*message, failure_->error);
+}
+
+std::vector<int> Endpoint::absent(uint64_t number) {
+  const Lock lock(mutex_);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (rank != rank_ && (!board_ || last_call(rank).number.load() <= number)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// ---- Words
+
+std::string Endpoint::where(const Call* call) const {
+  auto text = fmt::format("rank {}/{}, host {}, {}", rank_, world_size_, base::host_name(), group_);
+  if (call != nullptr) text += fmt::format(", collective #{}", call->number + 1);
+  return text + ", backend shm";
+}
+
+std::string Endpoint::name_of(int rank) const {
+  const auto& peers = const_cast<Endpoint*>(this)->mesh_.peers();
+  const auto& facts = peers.at(rank).facts;
+  return fmt::format("rank {} (pid {}, host {})", rank, facts.pid, facts.host);
+}
+
+const CallWords& Endpoint::last_call(int rank) const {
+  const CallWords* last = nullptr;
+  for (uint64_t slot = 0; slot < kCallsInFlight; ++slot) {
+    const auto& call = board_->call(rank, slot).call;
+    if (last == nullptr || call.number.load() > last->number.load()) last = &call;
+  }
+  return *last;
+}
+
+std::string Endpoint::last_words(int rank) const {
+  const auto& last = last_call(rank);
+  const uint64_t arrived = last.number.load();
+  if (arrived == 0) return "it has made no collective call in this group";
+  return fmt::format("the last collective it came to was #{} {}, which it {}", arrived, describe(last),
+                     board_->read(&Control::finished, rank) >= arrived ? "finished" : "has not finished");
+}
+
+std::string Endpoint::whereabouts(uint64_t number) const {
+  std::string text;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (rank == rank_) continue;
+    const uint64_t arrived = last_call(rank).number.load();
+    const uint64_t finished = board_->read(&Control::finished, rank);
+    if (arrived > number) {
+      if (finished <= number) text += fmt::format("; {} has come, but has not done its part", name_of(rank));
+    } else {
+      text += fmt::format("; {} has not come: {}", name_of(rank), last_words(rank));
+    }
+  }
+  return text.empty() ? "; all ranks have come" : text;
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,174 @@
+#include "shm/work.h"
+
+#include <fmt/format.h>
+
+#include <ATen/core/ivalue.h>
+
+#include <lockstep/error.h>
+
+#include "base/log.h"
+
+namespace lockstep::shm {
+
+Work::Work(std::shared_ptr<Endpoint> endpoint, Outline outline)
+    : c10d::Work(endpoint->rank(), outline.type, outline.title, outline.inputs),
+      endpoint_(std::move(endpoint)),
+      outline_(std::move(outline)) {}
+
+c10::intrusive_ptr<Work> Work::start(std::shared_ptr<Endpoint> endpoint, Request request, Outline outline,
+                                     std::chrono::milliseconds timeout) {
+  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
+  work->call_.request = std::move(request);
+  work->call_.timeout = timeout;
+  work->call_.owner = work.get();
+  work->self_ = work;
+  try {
+    work->endpoint_->start(work->call_);
+  } catch (...) {
+    work->self_.reset();
+    throw;
+  }
+  return work;
+}
+
+c10::intrusive_ptr<Work> Work::send(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int to,
+                                    int tag) {
+  auto work = c10::make_intrusive<Work>(
+      std::move(endpoint), Outline{.title = "shm:send", .type = c10d::OpType::SEND, .inputs = {tensor}});
+  work->start_message(true, tensor, to, tag);
+  return work;
+}
+
+c10::intrusive_ptr<Work> Work::receive(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int from,
+                                       int tag) {
+  const bool any = from == kAnyRank;
+  auto work = c10::make_intrusive<Work>(
+      std::move(endpoint), Outline{.title = any ? "shm:recvAnySource" : "shm:recv",
+                                   .type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
+                                   .inputs = {tensor},
+                                   .outputs = {{tensor}}});
+  work->start_message(false, tensor, from, tag);
+  return work;
+}
+
+void Work::start_message(bool outgoing, const at::Tensor& tensor, int peer, int tag) {
+  is_message_ = true;
+  message_.outgoing = outgoing;
+  message_.peer = peer;
+  message_.tag = tag;
+  message_.dtype = tensor.scalar_type();
+  message_.piece = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+  message_.owner = this;
+  outline_.travelling = {tensor};
+  self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
+  try {
+    endpoint_->start(message_);
+  } catch (...) {
+    self_.reset();
+    throw;
+  }
+}
+
+Operation& Work::operation() {
+  if (is_message_) return message_;
+  return call_;
+}
+
+void Work::completed() noexcept {
+  auto error = operation().error;
+  try {
+    if (!error && outline_.finish) outline_.finish();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  outline_.finish = nullptr;
+  outline_.travelling.clear();
+  try {
+    finish(error);
+    settle_future();
+  } catch (const std::exception& callback_error) {
+    base::log_warn("a callback of a finished call threw: {}", callback_error.what());
+  }
+  self_.reset();  // may be the end of *this
+}
+
+bool Work::isCompleted() {
+  if (c10d::Work::isCompleted()) return true;
+  endpoint_->poll(operation());
+  return c10d::Work::isCompleted();
+}
+
+int Work::sourceRank() const {
+  TORCH_CHECK(is_message_ && !message_.outgoing, "sourceRank() is known of a received message only");
+  return message_.peer;
+}
+
+std::vector<at::Tensor> Work::result() {
+  TORCH_CHECK(isCompleted(),
+              "Work needs to be completed before calling result(). Should call wait() before result().");
+  TORCH_CHECK(outline_.outputs.size() <= 1,
+              "work result does not support list of lists, use .getFuture() and value()");
+  return outline_.outputs.empty() ? std::vector<at::Tensor>{} : outline_.outputs.front();
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  if (!c10d::Work::isCompleted()) {
+    std::optional<Endpoint::Clock::time_point> until;
+    if (timeout.count() > 0) until = Endpoint::Clock::now() + timeout;
+    const auto waited = endpoint_->wait(operation(), until);
+    if (waited == Endpoint::Waited::Abandoned) return false;
+    if (waited == Endpoint::Waited::TimedOut) {
+      throw TimeoutError(
+          fmt::format("Timed out: a wait of {} ms ended before the call did, which goes on\nhint: "
+                      "wait again, or longer",
+                      timeout.count()));
+    }
+    // Another thread may be about to say so.
+    std::unique_lock lock(mutex_);
+    cv_.wait(lock, [&] { return completed_; });
+  }
+  if (const auto error = c10d::Work::exception()) std::rethrow_exception(error);
+  return true;
+}
+
+void Work::abort() { endpoint_->abandon(operation()); }
+
+c10::IValue Work::value() const {
+  if (outline_.outputs.empty()) return std::vector<at::Tensor>{};
+  if (outline_.outputs.size() == 1) return outline_.outputs.front();
+  return outline_.outputs;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  bool done = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) {
+      const auto tensors = c10::ListType::ofTensors();
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          outline_.outputs.size() > 1 ? c10::TypePtr(c10::ListType::create(tensors)) : c10::TypePtr(tensors));
+    }
+    done = completed_;
+  }
+  if (done) settle_future();
+  return future_;
+}
+
+void Work::settle_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_ || future_settled_) return;
+    future_settled_ = true;
+    future = future_;
+    error = exception_;
+  }
+  if (error) {
+    future->setError(error);
+  } else {
+    future->markCompleted(value());
+  }
+}
+
+}  // namespace lockstep::shm

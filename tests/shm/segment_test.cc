@@ -1,0 +1,433 @@
+// Shared memory and its allocator, in one process and across a fork.
+#include "shm/segment.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <map>
+#include <random>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "shm/arena.h"
+
+namespace lockstep::shm {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kPage = 4096;
+constexpr size_t kMiB = size_t{1} << 20;
+
+base::Fd duplicate(int fd) { return base::Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+// Runs `body` in a child; whether it returned true.
+bool in_child(const std::function<bool()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool good = false;
+    try {
+      good = body();
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "child: {}\n", error.what());
+    }
+    std::fflush(stderr);
+    ::_exit(good ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+size_t open_descriptors() {
+  size_t count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += ::fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+// What a faulty or malicious peer might hand over.
+base::Fd forge(uint32_t version, uint32_t count, std::vector<uint64_t> table, size_t size,
+               const char* magic = "lockstep", int seals = F_SEAL_SHRINK) {
+  base::Fd file(::memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  std::vector<char> bytes(16 + table.size() * 8);
+  std::memcpy(bytes.data(), magic, 8);
+  std::memcpy(bytes.data() + 8, &version, 4);
+  std::memcpy(bytes.data() + 12, &count, 4);
+  if (!table.empty()) std::memcpy(bytes.data() + 16, table.data(), table.size() * 8);
+  EXPECT_EQ(::ftruncate(file.get(), static_cast<off_t>(size)), 0);
+  if (size > 0) {
+    EXPECT_GT(::pwrite(file.get(), bytes.data(), std::min(bytes.size(), size), 0), 0);
+  }
+  if (seals != 0) {
+    EXPECT_EQ(::fcntl(file.get(), F_ADD_SEALS, seals), 0);
+  }
+  return file;
+}
+
+TEST(Segment, CostsNothingUntilItIsTouched) {
+  const auto before = open_descriptors();
+  {
+    const auto segment = Segment::create("test", 64 * kMiB + 1);
+    EXPECT_TRUE(segment->owner());
+    EXPECT_EQ(segment->bytes_reserved(), 64 * kMiB + kPage);
+    EXPECT_LE(segment->bytes_in_memory(), 2 * kMiB);  // the table; one huge page at most
+    std::memset(segment->at(32 * kMiB, kMiB), 1, kMiB);
+    EXPECT_GE(segment->bytes_in_memory(), kMiB);
+    segment->release_pages(32 * kMiB, kMiB);
+    EXPECT_LE(segment->bytes_in_memory(), 2 * kMiB);
+    EXPECT_EQ(*segment->at(32 * kMiB, 1), std::byte{0});
+    EXPECT_NE(::fcntl(segment->fd(), F_GETFD) & FD_CLOEXEC, 0);
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(Segment, CannotShrinkNorBeSealedFurther) {
+  const auto segment = Segment::create("test", kMiB);
+  EXPECT_NE(::ftruncate(segment->fd(), 0), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(::fcntl(segment->fd(), F_ADD_SEALS, F_SEAL_GROW), 0);
+  EXPECT_EQ(segment->add_extent(1), kMiB);
+}
+
+TEST(Segment, HasOneMappingInAProcess) {
+  auto segment = Segment::create("test", kMiB);
+  EXPECT_EQ(Segment::attach(duplicate(segment->fd())), segment);
+  auto descriptor = duplicate(segment->fd());
+  segment->at(kPage, 1)[0] = std::byte{7};
+  const auto second = segment->add_extent(kMiB);
+  segment->at(second, 1)[0] = std::byte{8};
+  segment.reset();
+
+  // The object is gone, the file is not.
+  const auto again = Segment::attach(duplicate(descriptor.get()));
+  EXPECT_FALSE(again->owner());
+  EXPECT_EQ(Segment::attach(std::move(descriptor)), again);
+  EXPECT_EQ(*again->at(kPage, 1), std::byte{7});
+  EXPECT_EQ(*again->at(second, 1), std::byte{8});
+  EXPECT_THROW(again->add_extent(kMiB), UsageError);
+  EXPECT_THROW(Arena{again}, UsageError);
+}
+
+TEST(Segment, ThreadsThatAttachTogetherGetOneObject) {
+  for (int round = 0; round < 50; ++round) {
+    base::Fd descriptor;
+    {
+      const auto made = Segment::create("test", kPage);
+      descriptor = duplicate(made->fd());
+    }
+    std::vector<std::shared_ptr<Segment>> seen(4);
+    std::vector<std::thread> threads;
+    for (auto& mine : seen) {
+      threads.emplace_back([&] { mine = Segment::attach(duplicate(descriptor.get())); });
+    }
+    for (auto& thread : threads) thread.join();
+    for (const auto& mine : seen) EXPECT_EQ(mine, seen[0]);
+  }
+}
+
+TEST(Segment, FindsOnlyWhatLiesInOneExtent) {
+  const auto segment = Segment::create("test", 2 * kPage);
+  const auto second = segment->add_extent(3 * kPage);
+  ASSERT_EQ(second, 2 * kPage);
+  EXPECT_NO_THROW(segment->at(0, 2 * kPage));
+  EXPECT_NO_THROW(segment->at(second, 3 * kPage));
+  EXPECT_NO_THROW(segment->at(second, 0));
+  EXPECT_THROW(segment->at(second - 1, 2), MismatchError);
+  EXPECT_THROW(segment->at(second, 3 * kPage + 1), MismatchError);
+  EXPECT_THROW(segment->at(5 * kPage, 1), MismatchError);
+  EXPECT_THROW(segment->at(UINT64_MAX, 1), MismatchError);
+  EXPECT_THROW(segment->at(kPage, SIZE_MAX), MismatchError);
+
+  std::byte* data = segment->at(second, 1);
+  EXPECT_EQ(segment->offset_of(data, 3 * kPage), second);
+  EXPECT_EQ(segment->offset_of(data + 5, 1), second + 5);
+  EXPECT_EQ(segment->offset_of(data + 3 * kPage - 1, 1), second + 3 * kPage - 1);
+  EXPECT_EQ(segment->offset_of(data, 3 * kPage + 1), std::nullopt);
+  EXPECT_EQ(segment->offset_of(data, SIZE_MAX), std::nullopt);
+  int elsewhere = 0;
+  EXPECT_EQ(segment->offset_of(&elsewhere, sizeof elsewhere), std::nullopt);
+  EXPECT_EQ(segment->offset_of(nullptr, 0), std::nullopt);
+}
+
+TEST(Segment, APeerMapsLaterExtentsByItself) {
+  int to_child[2], to_parent[2];
+  ASSERT_EQ(::pipe2(to_child, O_CLOEXEC), 0);
+  ASSERT_EQ(::pipe2(to_parent, O_CLOEXEC), 0);
+  // Forked before there is a segment, so that the child knows nothing of it.
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto read_number = [&] {
+      uint64_t number = 0;
+      if (::read(to_child[0], &number, sizeof number) != sizeof number) ::_exit(2);
+      return number;
+    };
+    const auto fd = read_number();
+    const auto segment =
+        Segment::attach(base::Fd(::open(fmt::format("/proc/{}/fd/{}", parent, fd).c_str(), O_RDWR)));
+    if (segment->owner()) ::_exit(3);
+    for (int i = 0; i < Segment::kMaxExtents; ++i) {
+      const auto offset = read_number();
+      auto* word = reinterpret_cast<uint64_t*>(segment->at(offset, sizeof(uint64_t)));
+      if (segment->offset_of(word, sizeof *word) != offset) ::_exit(4);
+      *word += 1;
+      if (::write(to_parent[1], &i, sizeof i) != sizeof i) ::_exit(5);
+    }
+    try {
+      segment->at(segment->bytes_reserved(), 1);
+    } catch (const MismatchError&) {
+      ::_exit(0);
+    }
+    ::_exit(6);
+  }
+  const auto segment = Segment::create("test", 2 * kPage);
+  const uint64_t fd = segment->fd();
+  ASSERT_EQ(::write(to_child[1], &fd, sizeof fd), static_cast<ssize_t>(sizeof fd));
+  for (int i = 0; i < Segment::kMaxExtents; ++i) {
+    const uint64_t offset = i == 0 ? kPage : segment->add_extent(i * kPage);
+    auto* word = reinterpret_cast<uint64_t*>(segment->at(offset, sizeof(uint64_t)));
+    *word = 1000 + i;
+    ASSERT_EQ(::write(to_child[1], &offset, sizeof offset), static_cast<ssize_t>(sizeof offset));
+    int echo = -1;
+    ASSERT_EQ(::read(to_parent[0], &echo, sizeof echo), static_cast<ssize_t>(sizeof echo));
+    EXPECT_EQ(echo, i);
+    EXPECT_EQ(*word, 1001U + i);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_THROW(segment->add_extent(1), SystemError);
+  for (const int end : {to_child[0], to_child[1], to_parent[0], to_parent[1]}) ::close(end);
+}
+
+TEST(Segment, RefusesWhatIsNone) {
+  const auto before = open_descriptors();
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  ::close(pipe[1]);
+  EXPECT_THROW(Segment::attach(base::Fd(pipe[0])), MismatchError);
+  EXPECT_THROW(Segment::attach(base::Fd(::open("/proc/self/stat", O_RDONLY))), MismatchError);
+  EXPECT_THROW(Segment::attach(base::Fd()), SystemError);
+  const std::vector<uint64_t> table = {0, kPage};
+  EXPECT_NO_THROW(Segment::attach(forge(kLayoutVersion, 1, table, kPage)));
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, table, 0)), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, table, kPage, "locksmith")), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, table, kPage, "lockstep", 0)), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 0, table, kPage)), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, {kPage, kPage}, 2 * kPage)), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, {0, 2 * kPage}, kPage)), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, {0, kPage + 1}, 2 * kPage)), MismatchError);
+  EXPECT_THROW(Segment::attach(forge(kLayoutVersion, 1, {0, 64}, kPage)), MismatchError);
+  try {
+    Segment::attach(forge(kLayoutVersion + 1, 1, table, kPage));
+    FAIL();
+  } catch (const MismatchError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("version 2, ours 1"));
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(Segment, RefusesADamagedTableOfALivePeer) {
+  const std::vector<std::vector<uint64_t>> bad = {
+      {0, kPage, kPage, 0},                        // empty
+      {0, kPage, kPage, kPage + 8},                // no whole pages
+      {0, kPage, 2 * kPage, kPage},                // a gap
+      {0, kPage, 0, kPage},                        // twice the same
+      {0, kPage, kPage, 1024 * kPage},             // past the end: would be a SIGBUS
+      {0, kPage, kPage, UINT64_MAX - kPage + 1}};  // whose end overflows
+  for (const auto& table : bad) {
+    const auto segment = Segment::attach(forge(kLayoutVersion, 2, table, 4 * kPage));
+    EXPECT_NO_THROW(segment->at(0, kPage));
+    EXPECT_THROW(segment->at(kPage, 1), MismatchError);
+  }
+  const auto segment = Segment::attach(forge(kLayoutVersion, 1000, bad[0], 4 * kPage));
+  EXPECT_THROW(segment->at(kPage, 1), MismatchError);
+}
+
+TEST(Segment, AFailureToGrowChangesNothing) {
+  const auto segment = Segment::create("test", kMiB);
+  EXPECT_THROW(segment->add_extent(SIZE_MAX), SystemError);
+  EXPECT_THROW(segment->add_extent(size_t{1} << 62), SystemError);
+  EXPECT_THROW(segment->add_extent(size_t{1} << 50), SystemError);  // more than there are addresses
+  EXPECT_EQ(segment->bytes_reserved(), kMiB);
+  EXPECT_EQ(segment->add_extent(kMiB), kMiB);
+}
+
+TEST(Segment, AFileSizeLimitIsAnErrorNotASignal) {
+  EXPECT_TRUE(in_child([] {
+    const auto segment = Segment::create("test", kMiB);
+    const rlimit limit{4 * kMiB, 4 * kMiB};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
+    segment->add_extent(2 * kMiB);
+    try {
+      segment->add_extent(2 * kMiB);
+      return false;
+    } catch (const SystemError& error) {
+      if (std::strstr(error.what(), "ulimit -f") == nullptr) return false;
+    }
+    // The arena takes what is needed where twice as much does not fit.
+    Arena arena(segment);
+    std::memset(arena.allocate(kMiB).data, 1, kMiB);
+    try {
+      arena.allocate(kMiB);
+      return false;
+    } catch (const SystemError&) {
+      return segment->bytes_reserved() == 4 * kMiB;
+    }
+  }));
+}
+
+TEST(Segment, IsReadWhileItGrows) {
+  const auto segment = Segment::create("test", kPage);
+  std::atomic<uint64_t> newest{0};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 3; ++i) {
+    readers.emplace_back([&] {
+      for (uint64_t offset = 0; offset < (Segment::kMaxExtents - 1) * kPage;) {
+        offset = newest.load();
+        const auto* data = segment->at(offset, kPage);
+        if (segment->offset_of(data, kPage) != offset) std::abort();
+      }
+    });
+  }
+  for (int i = 1; i < Segment::kMaxExtents; ++i) newest = segment->add_extent(kPage);
+  for (auto& reader : readers) reader.join();
+}
+
+TEST(Arena, AlignsAndGivesEveryBlockAnAddress) {
+  Arena arena(Segment::create("test", kPage));
+  const auto empty = arena.allocate(0);
+  const auto small = arena.allocate(1);
+  const auto large = arena.allocate(64 << 10);
+  EXPECT_NE(empty.offset, small.offset);
+  EXPECT_EQ(empty.bytes, 0U);
+  EXPECT_EQ(small.bytes, 1U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(small.data) % 64, 0U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(large.data) % kPage, 0U);
+  EXPECT_EQ(large.offset % kPage, 0U);
+  EXPECT_GE(empty.offset, kPage) << "extent 0 is not the arena's";
+  EXPECT_EQ(arena.bytes_in_use(), 64U + 64U + (64U << 10));
+  for (const auto& block : {empty, small, large}) arena.free(block.offset);
+  EXPECT_EQ(arena.bytes_in_use(), 0U);
+  EXPECT_THROW(arena.free(small.offset), UsageError);
+  EXPECT_THROW(arena.allocate(SIZE_MAX), SystemError);
+  EXPECT_THROW(arena.allocate(size_t{1} << 50), SystemError);
+}
+
+TEST(Arena, UsesFreedMemoryBeforeItGrows) {
+  const auto segment = Segment::create("test", kPage);
+  Arena arena(segment);
+  size_t reserved = 0;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<uint64_t> blocks;
+    for (int i = 0; i < 100; ++i) blocks.push_back(arena.allocate(100 * 1000 + i).offset);
+    if (round == 0) reserved = segment->bytes_reserved();
+    std::shuffle(blocks.begin(), blocks.end(), std::minstd_rand(round));
+    for (const auto offset : blocks) arena.free(offset);
+  }
+  EXPECT_EQ(segment->bytes_reserved(), reserved);
+}
+
+TEST(Arena, GivesThePagesOfLargeBlocksBack) {
+  const auto segment = Segment::create("test", kPage);
+  Arena arena(segment);
+  const auto block = arena.allocate(64 * kMiB);
+  std::memset(block.data, 1, block.bytes);
+  EXPECT_GE(segment->bytes_in_memory(), 64 * kMiB);
+  arena.free(block.offset);
+  EXPECT_LE(segment->bytes_in_memory(), 4 * kMiB);
+  const auto again = arena.allocate(64 * kMiB);
+  EXPECT_EQ(again.offset, block.offset);
+  std::memset(again.data, 2, again.bytes);
+}
+
+TEST(Arena, NoBlockCrossesExtentsThoughTheyTouchInTheFile) {
+  const auto segment = Segment::create("test", kPage);
+  Arena arena(segment);
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 12; ++i) blocks.push_back(arena.allocate(kMiB).offset);  // 4 MiB, then 8 MiB
+  for (const auto offset : blocks) arena.free(offset);
+  const auto block = arena.allocate(9 * kMiB);
+  std::memset(block.data, 1, block.bytes);
+  EXPECT_EQ(segment->offset_of(block.data, block.bytes), block.offset);
+}
+
+TEST(Arena, ManyBlocksNeedFewExtents) {
+  Arena arena(Segment::create("test", kPage));
+  for (int i = 0; i < 4000; ++i) arena.allocate(kMiB);  // 4 GB, none of it touched
+  EXPECT_EQ(arena.bytes_in_use(), 4000 * kMiB);
+}
+
+TEST(Arena, BlocksNeverOverlap) {
+  const auto segment = Segment::create("test", kPage);
+  Arena arena(segment);
+  std::mt19937 random(1);
+  std::map<uint64_t, std::pair<Arena::Block, uint8_t>> live;
+  for (int step = 0; step < 20000; ++step) {
+    if (live.size() > 100 || (!live.empty() && random() % 2 == 0)) {
+      auto victim = live.begin();
+      std::advance(victim, random() % live.size());
+      const auto& [block, mark] = victim->second;
+      for (const size_t at : {size_t{0}, block.bytes / 2, block.bytes - 1}) {
+        ASSERT_EQ(block.data[at], std::byte{mark});
+      }
+      arena.free(block.offset);
+      live.erase(victim);
+    } else {
+      const size_t bytes = 1 + random() % (size_t{1} << (random() % 18));
+      const auto block = arena.allocate(bytes);
+      const auto mark = static_cast<uint8_t>(random());
+      const auto next = live.lower_bound(block.offset);
+      if (next != live.end()) {
+        ASSERT_LE(block.offset + bytes, next->first);
+      }
+      if (next != live.begin()) {
+        const auto& before = std::prev(next)->second.first;
+        ASSERT_LE(before.offset + before.bytes, block.offset);
+      }
+      std::memset(block.data, mark, bytes);
+      live.emplace(block.offset, std::pair(block, mark));
+    }
+  }
+  for (const auto& [offset, block] : live) arena.free(offset);
+  EXPECT_EQ(arena.bytes_in_use(), 0U);
+  // All in one piece again: what an extent holds can be had at once, without growing.
+  const auto reserved = segment->bytes_reserved();
+  arena.allocate(4 * kMiB);
+  EXPECT_EQ(segment->bytes_reserved(), reserved);
+}
+
+TEST(Arena, ServesManyThreads) {
+  Arena arena(Segment::create("test", kPage));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&arena, i] {
+      std::minstd_rand random(i + 1);
+      for (int step = 0; step < 300; ++step) {
+        const auto block = arena.allocate(1 + random() % (2 * kMiB));
+        block.data[0] = block.data[block.bytes - 1] = static_cast<std::byte>(i);
+        std::this_thread::yield();
+        if (block.data[0] != static_cast<std::byte>(i)) std::abort();
+        arena.free(block.offset);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(arena.bytes_in_use(), 0U);
+}
+
+}  // namespace
+}  // namespace lockstep::shm
