@@ -41,7 +41,7 @@ const char* name_of(Isa isa);
 // its first byte on; otherwise they do not overlap.
 //   Avg             the sum divided by `divisor`, which the other operations ignore
 //   Half, BFloat16  computed in fp32 over all sources, then rounded once
-//   Min, Max        NaN when any source is
+//   Min, Max        NaN when any source is; the first of equals, which tells 0 from -0
 //   integers        wrap around
 //   Bool            Sum, Max, Bor: or. Product, Min, Band: and. Any byte but 0 is true, true is written as 1
 //   complex         the product is (ac - bd) + (ad + bc)i, without care for infinities

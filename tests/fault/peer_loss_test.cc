@@ -91,8 +91,9 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
 
 INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss,
                          ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values(0, 1, 2)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "_Rank" + std::to_string(std::get<1>(info.param));
+                         [](const auto& param) {
+                           return std::get<0>(param.param) + "_Rank" +
+                                  std::to_string(std::get<1>(param.param));
                          });
 
 class OtherGroups : public ::testing::TestWithParam<std::string> {};
@@ -117,7 +118,7 @@ TEST_P(OtherGroups, OfRanksThatAreAliveGoOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, OtherGroups, ::testing::Values("gloo", "shm"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& param) { return param.param; });
 
 // Of Gloo alone.
 TEST(PeerLossInDetail, ATimeoutSaysWhoIsNotThere) {

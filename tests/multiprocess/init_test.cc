@@ -124,7 +124,7 @@ TEST(Init, OptionsThatCannotBe) {
       ADD_FAILURE() << "took an unknown backend";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr("smoke signals"), HasSubstr("there is: gloo"), HasSubstr("hint:")));
+                  AllOf(HasSubstr("smoke signals"), HasSubstr("there is: shm, gloo"), HasSubstr("hint:")));
     }
     EXPECT_THROW(init_process_group({.backend = "nccl"}), UsageError);
     join_and_sum({.timeout = 20s});  // a refusal leaves nothing behind

@@ -22,6 +22,8 @@ struct Disagreement {
   std::vector<std::string> words;  // of both calls, as regular expressions
 };
 
+void PrintTo(const Disagreement& disagreement, std::ostream* out) { *out << disagreement.name; }
+
 at::Tensor some(int64_t count = 100, at::ScalarType dtype = at::kFloat) { return at::ones({count}, dtype); }
 
 std::vector<Disagreement> disagreements() {
