@@ -1,8 +1,8 @@
 #include "shm/all_reduce.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "shm/copy.h"
 #include "shm/exchange.h"
 
 namespace lockstep::shm {
@@ -79,7 +79,7 @@ bool copy_out_next(Board& board, Call& call) {
     const int rank = (board.rank() + step) % world;
     const auto part = part_of(rank, world, chunk_length(call, call.pulled));
     if (part.from < part.to) {
-      std::memcpy(target + part.from, board.staging(rank, round) + part.from, part.to - part.from);
+      copy_bytes(target + part.from, board.staging(rank, round) + part.from, part.to - part.from);
     }
   }
   ++call.pulled;

@@ -276,10 +276,11 @@ Endpoint::Waited Endpoint::wait(Operation& operation, std::optional<Clock::time_
 Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<Clock::time_point> until) {
   auto waited = Waited::Complete;
   ++waiting_;
-  std::optional<Clock::time_point> spin_until;
+  constexpr Clock::time_point kUnset{};
+  auto spin_until = kUnset;
   while (!operation.complete) {
     if (progress()) {
-      spin_until.reset();
+      spin_until = kUnset;
       notify(lock);
       continue;
     }
@@ -294,8 +295,8 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
         continue;
       }
       const auto now = Clock::now();
-      if (!spin_until) spin_until = now + spin_;
-      if (now < *spin_until) {
+      if (spin_until == kUnset) spin_until = now + spin_;
+      if (now < spin_until) {
         // Others of this rank get their turn.
         lock.unlock();
         lock.lock();

@@ -1,9 +1,9 @@
 #include "shm/exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <fmt/format.h>
 
+#include "shm/copy.h"
 #include "shm/mismatch.h"
 
 namespace lockstep::shm {
@@ -52,10 +52,6 @@ const std::byte* source(const Board& board, const Call& call, int giver, size_t 
 size_t staged_bytes(const Call& call, size_t piece_bytes, uint64_t round) {
   const size_t from = std::min(round * call.round_bytes, piece_bytes);
   return std::min(call.round_bytes, piece_bytes - from);
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 // Reads the bytes [from, to) of every piece; `to` is cut to each piece's length.
@@ -190,7 +186,7 @@ bool stage_next(Board& board, Call& call) {
   const size_t from = call.staged * call.round_bytes;
   for (const auto& piece : call.request.give) {
     const size_t bytes = staged_bytes(call, piece.bytes, call.staged);
-    if (bytes != 0) std::memcpy(slot, piece.data + from, bytes);
+    if (bytes != 0) copy_bytes(slot, piece.data + from, bytes);
     slot += call.round_bytes;
   }
   ++call.staged;

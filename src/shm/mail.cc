@@ -1,9 +1,9 @@
 #include "shm/mail.h"
 
 #include <algorithm>
-#include <cstring>
 #include <fmt/format.h>
 
+#include "shm/copy.h"
 #include "shm/mismatch.h"
 
 namespace lockstep::shm {
@@ -38,7 +38,7 @@ void Mail::add(Message& message) {
   message.letter = block.offset;
   message.payload = registered ? *registered : block.offset + kLetterBytes;
   if (!registered && message.piece.bytes != 0) {
-    std::memcpy(block.data + kLetterBytes, message.piece.data, message.piece.bytes);
+    copy_bytes(block.data + kLetterBytes, message.piece.data, message.piece.bytes);
   }
   boxes_[message.peer].unposted.push_back(&message);
   ++open_;
@@ -88,7 +88,7 @@ bool Mail::deliver_from(int from, Message& message) {
                                      c10::toString(static_cast<c10::ScalarType>(note->dtype)))};
     }
     if (note->bytes != 0) {
-      std::memcpy(message.piece.data, board_.segment(from).at(note->payload, note->bytes), note->bytes);
+      copy_bytes(message.piece.data, board_.segment(from).at(note->payload, note->bytes), note->bytes);
     }
     letter(from, note->letter).state.store(Letter::Received, std::memory_order_seq_cst);
     board_.ring(from);

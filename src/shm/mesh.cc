@@ -1,26 +1,13 @@
 #include "shm/mesh.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <csignal>
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <fcntl.h>
+#include <chrono>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <poll.h>
-#include <sstream>
-#include <string_view>
-#include <sys/ioctl.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
 
@@ -30,6 +17,9 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "comm/rendezvous.h"
+#include "shm/epitaph.h"
+#include "shm/greeting.h"
+#include "shm/introduction.h"
 
 namespace lockstep::shm {
 
@@ -37,228 +27,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t kTokenLetters = 32;  // 128 bits
-constexpr std::array<char, 8> kMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
 // How many ranks that are not there yet are asked for in one pass: the store serves all ranks.
 constexpr int kVainLooks = 4;
 constexpr int kStrangersAtOnce = 64;
 
-[[noreturn]] void refuse(const std::string& what, int error) {
-  const bool full = error == EMFILE || error == ENFILE;
-  throw SystemError(base::compose({.what = what,
-                                   .evidence = base::errno_text(error),
-                                   .hint = full ? "raise the limit of open files with `ulimit -n`" : ""}));
-}
-
-std::string random_letters() {
-  std::array<uint8_t, kTokenLetters / 2> bits = {};
-  // Up to 256 bytes come in one piece, whatever signals arrive.
-  if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bits.size())) {
-    refuse("cannot get random bits", errno);
-  }
-  std::string letters;
-  for (const auto byte : bits) letters += fmt::format("{:02x}", byte);
-  return letters;
-}
-
-// What a rank writes into the store.
-struct Introduction {
-  comm::RankFacts facts;
-  std::string socket_name;
-  std::string token;
-  uid_t user = 0;
-  uint32_t layout_version = 0;
-};
-
-std::string encode(const Introduction& introduction) {
-  return nlohmann::json{{"layout", introduction.layout_version},
-                        {"facts", comm::encode_facts(introduction.facts)},
-                        {"socket", introduction.socket_name},
-                        {"token", introduction.token},
-                        {"user", introduction.user}}
-      .dump();
-}
-
-Introduction decode(const std::string& text) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    Introduction introduction{.layout_version = json.at("layout")};
-    if (introduction.layout_version == kLayoutVersion) {
-      introduction.facts = comm::decode_facts(json.at("facts"));
-      introduction.socket_name = json.at("socket");
-      introduction.token = json.at("token");
-      introduction.user = json.at("user");
-      return introduction;
-    }
-  } catch (const nlohmann::json::exception&) {
-    // Reported below, as any other version is.
-  }
-  throw MismatchError(base::compose({.what = "a rank of this group has another layout of the shared memory",
-                                     .evidence = fmt::format("ours is version {}; it introduced itself as {}",
-                                                             kLayoutVersion, text.substr(0, 200)),
-                                     .hint = "start the same build of the program for every rank"}));
-}
-
-std::string key_of(int rank) { return fmt::format("shm/{}", rank); }
-
-// What goes over a new connection, in both directions, with the sender's memfd. The token is that of the rank
-// that listens: to know it proves that the other one is of this group.
-struct Greeting {
-  std::array<char, 8> magic = kMagic;
-  uint32_t layout_version = kLayoutVersion;
-  int32_t rank = 0;
-  std::array<char, kTokenLetters> token = {};
-
-  bool proves(std::string_view expected) const {
-    return magic == kMagic && layout_version == kLayoutVersion &&
-           std::string_view(token.data(), token.size()) == expected;
-  }
-};
-
-struct Received {
-  enum class What { Nothing, Greeting, Nonsense, End };
-  What what = What::Nothing;
-  Greeting greeting = {};
-  base::Fd memfd = {};  // empty when it was lost on the way because this process may open no more
-};
-
-Received receive(const base::Fd& socket) {
-  using What = Received::What;
-  Received received;
-  iovec words{.iov_base = &received.greeting, .iov_len = sizeof received.greeting};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
-  msghdr message{
-      .msg_iov = &words, .msg_iovlen = 1, .msg_control = control.data(), .msg_controllen = control.size()};
-  ssize_t length = 0;
-  do {
-    length = ::recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    // A reset is told once and may stand before a last message.
-  } while (length < 0 && (errno == EINTR || errno == ECONNRESET));
-  if (length <= 0) {
-    received.what = length < 0 && errno == EAGAIN ? What::Nothing : What::End;
-    return received;
-  }
-  // Everything that came must be owned before anything is judged: there may be more than was asked for.
-  std::vector<base::Fd> descriptors;
-  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t at = 0; at + sizeof(int) <= part->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(part) + at, sizeof fd);
-      descriptors.emplace_back(fd);
-    }
-  }
-  const bool lost_one = descriptors.empty() && (message.msg_flags & MSG_CTRUNC) != 0;
-  const bool well_formed = length == sizeof received.greeting && (message.msg_flags & MSG_TRUNC) == 0 &&
-                           (descriptors.size() == 1 || lost_one);
-  received.what = well_formed ? What::Greeting : What::Nonsense;
-  if (well_formed && !lost_one) received.memfd = std::move(descriptors.front());
-  return received;
-}
-
-// Returns 0 or the error.
-int send(const base::Fd& socket, Greeting greeting, int memfd) {
-  iovec words{.iov_base = &greeting, .iov_len = sizeof greeting};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
-  msghdr message{
-      .msg_iov = &words, .msg_iovlen = 1, .msg_control = control.data(), .msg_controllen = control.size()};
-  cmsghdr* part = CMSG_FIRSTHDR(&message);
-  part->cmsg_level = SOL_SOCKET;
-  part->cmsg_type = SCM_RIGHTS;
-  part->cmsg_len = CMSG_LEN(sizeof memfd);
-  std::memcpy(CMSG_DATA(part), &memfd, sizeof memfd);
-  return ::sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? errno : 0;
-}
-
-base::Fd make_socket() {
-  base::Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) refuse("cannot open a Unix socket", errno);
-  return socket;
-}
-
-// The abstract namespace: a zero, then the name, and no zero after it. `call` is bind or connect.
-template <class Call>
-int with_address(const std::string& name, Call&& call) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  const size_t length = std::min(name.size(), sizeof address.sun_path - 1);
-  std::memcpy(address.sun_path + 1, name.data(), length);
-  return call(reinterpret_cast<const sockaddr*>(&address),
-              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
-}
-
-// Who stood at the other end when the connection was made; the kernel says so, not the peer.
-uid_t user_behind(const base::Fd& socket) {
-  ucred credentials = {};
-  socklen_t length = sizeof credentials;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
-    refuse("cannot tell who is at the other end of a Unix socket", errno);
-  }
-  return credentials.uid;
-}
-
-bool readable_now(const base::Fd& fd) {
-  pollfd polled{fd.get(), POLLIN, 0};
-  return ::poll(&polled, 1, 0) > 0 && polled.revents != 0;
-}
-
 std::string where_is(int rank, int world_size) {
   return fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name());
-}
-
-template <class Question>
-auto ask_store(int rank, int world_size, Question&& question) {
-  try {
-    return question();
-  } catch (const std::exception& error) {
-    throw PeerLostError(base::compose({.what = "the store where the ranks meet is gone",
-                                       .where = where_is(rank, world_size),
-                                       .evidence = error.what(),
-                                       .hint = "look at the output of rank 0, which hosts it"}));
-  }
-}
-
-std::string describe_end(int wait_status) {
-  if (WIFEXITED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
-  if (!WIFSIGNALED(wait_status)) return "";
-  const char* words = ::sigdescr_np(WTERMSIG(wait_status));
-  return fmt::format("killed by signal {} ({})", WTERMSIG(wait_status), words != nullptr ? words : "unknown");
-}
-
-// A process that has ended and that its parent has not asked about yet.
-std::optional<int> wait_status_of_zombie(const Peer& peer) {
-  base::Fd file(::open(fmt::format("/proc/{}/stat", peer.facts.pid).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return std::nullopt;
-  std::array<char, 1024> text = {};
-  const auto length = ::read(file.get(), text.data(), text.size());
-  if (length <= 0) return std::nullopt;
-  // The second field is the program's name in parentheses, in which anything may stand.
-  const std::string_view line(text.data(), static_cast<size_t>(length));
-  const auto name_end = line.rfind(')');
-  if (name_end == std::string_view::npos) return std::nullopt;
-  std::istringstream rest{std::string(line.substr(name_end + 1))};
-  std::vector<std::string> fields;
-  for (std::string field; rest >> field;) fields.push_back(field);
-  constexpr size_t kState = 0, kExitCode = 49;  // the third and the 52nd field of the line
-  if (fields.size() <= kExitCode || fields[kState] != "Z") return std::nullopt;
-  // The number cannot have come to mean another process if ours has not been reaped even now.
-  if (::syscall(SYS_pidfd_send_signal, peer.process.get(), 0, nullptr, 0) != 0) return std::nullopt;
-  return std::atoi(fields[kExitCode].c_str());
-}
-
-// From Linux 6.15 on a pidfd knows how its process ended, also when that has been reaped.
-std::optional<int> wait_status_from_pidfd(const Peer& peer) {
-  struct Info {
-    uint64_t mask;
-    uint64_t cgroup;
-    std::array<uint32_t, 11> ids;
-    int32_t exit_code;
-  };
-  constexpr uint64_t kExitIsKnown = 1 << 3;
-  Info info = {.mask = kExitIsKnown};
-  if (::ioctl(peer.process.get(), _IOWR(0xFF, 11, Info), &info) != 0) return std::nullopt;
-  if ((info.mask & kExitIsKnown) == 0) return std::nullopt;
-  return info.exit_code;
 }
 
 }  // namespace
@@ -334,18 +108,13 @@ class Mesh::Meeting {
 
   bool look_for(int other) {
     if (introduced(other)) return true;
-    const auto text = ask_store(rank_, world_size_, [&]() -> std::optional<std::string> {
-      if (!mesh_.store_->check({key_of(other)})) return std::nullopt;
-      const auto value = mesh_.store_->get(key_of(other));
-      return std::string(value.begin(), value.end());
-    });
-    if (!text) return false;
-    pause_ = 1ms;
-    auto introduction = decode(*text);
-    check(other, introduction);
-    Peer& peer = mesh_.peers_[other];
-    peer.facts = introduction.facts;
     const auto& mine = mesh_.peers_[rank_].facts;
+    auto introduction = find_introduction(*mesh_.store_, other, mine);
+    if (!introduction) return false;
+    pause_ = 1ms;
+    check(other, *introduction);
+    Peer& peer = mesh_.peers_[other];
+    peer.facts = introduction->facts;
     if (peer.facts.pid_namespace == mine.pid_namespace && peer.facts.pid != mine.pid) {
       peer.process = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, peer.facts.pid, 0)));
       partners_[other].ended_unseen = !peer.process && errno == ESRCH;
@@ -405,13 +174,11 @@ class Mesh::Meeting {
 
   void reach(int other) {
     auto socket = make_socket();
-    const int result = with_address(partners_[other].introduction->socket_name,
-                                    [&](const sockaddr* address, socklen_t length) {
-                                      return ::connect(socket.get(), address, length) == 0 ? 0 : errno;
-                                    });
+    const int result = connect_to(socket, partners_[other].introduction->socket_name);
     if (result == EAGAIN || result == EINTR) return;  // too many at its door; the next pass tries again
     if (result == ECONNREFUSED) lose(other, "it introduced itself, but does not listen any more");
-    if (result != 0) refuse(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
+    if (result != 0)
+      throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
     if (const auto user = user_behind(socket); user != ::geteuid()) refuse_user(other, user);
     mesh_.peers_[other].socket = std::move(socket);
   }
@@ -421,11 +188,12 @@ class Mesh::Meeting {
     Greeting greeting{.rank = rank_};
     const auto& token = other < rank_ ? partners_[other].introduction->token : mesh_.token_;
     std::copy_n(token.begin(), std::min(token.size(), kTokenLetters), greeting.token.begin());
-    const int error = send(mesh_.peers_[other].socket, greeting, mesh_.peers_[rank_].segment->fd());
+    const int error = send_greeting(mesh_.peers_[other].socket, greeting, mesh_.peers_[rank_].segment->fd());
     // The kernel limits how many descriptors of a user may be on their way; they will arrive.
     if (error == EAGAIN || error == EINTR || error == ENOBUFS || error == ETOOMANYREFS) return;
     if (error == EPIPE || error == ECONNRESET) lose(other, "it closed the connection");
-    if (error != 0) refuse(fmt::format("cannot hand shared memory over to rank {}", other), error);
+    if (error != 0)
+      throw_socket_error(fmt::format("cannot hand shared memory over to rank {}", other), error);
     partners_[other].told = true;
   }
 
@@ -436,7 +204,7 @@ class Mesh::Meeting {
       base::Fd caller(::accept4(mesh_.listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!caller && (errno == EINTR || errno == ECONNABORTED)) continue;
       if (!caller && errno == EAGAIN) break;
-      if (!caller) refuse("cannot accept a connection from a Unix socket", errno);
+      if (!caller) throw_socket_error("cannot accept a connection from a Unix socket", errno);
       if (const auto user = user_behind(caller); user != ::geteuid()) {
         if (!std::exchange(warned_, true)) {
           base::log_warn("turned away a process of user {} from the socket of rank {}", user, rank_);
@@ -446,7 +214,7 @@ class Mesh::Meeting {
       }
     }
     for (auto& caller : callers_) {
-      auto received = receive(caller);
+      auto received = receive_greeting(caller);
       if (received.what == Received::What::Nothing) continue;
       if (received.what == Received::What::Greeting && is_expected(received.greeting)) {
         take_in(received.greeting.rank, std::move(caller), std::move(received.memfd));
@@ -469,7 +237,7 @@ class Mesh::Meeting {
     for (int other = 0; other < rank_; ++other) {
       if (!partners_[other].told || mesh_.peers_[other].segment != nullptr) continue;
       Peer& peer = mesh_.peers_[other];
-      auto received = receive(peer.socket);
+      auto received = receive_greeting(peer.socket);
       if (received.what == Received::What::Nothing) continue;
       if (received.what == Received::What::End) lose(other, "it closed the connection");
       if (received.what == Received::What::Nonsense || received.greeting.rank != other ||
@@ -483,7 +251,7 @@ class Mesh::Meeting {
   }
 
   void take_in(int other, base::Fd socket, base::Fd memfd) {
-    if (!memfd) refuse(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
+    if (!memfd) throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
     Peer& peer = mesh_.peers_[other];
     peer.socket = std::move(socket);
     peer.segment = Segment::attach(std::move(memfd));
@@ -568,20 +336,10 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
   // Before the socket: where descriptors are short, this must not mistake the machine for another one.
   peers_[rank].facts = comm::facts_of_this_process(rank, world_size);
   peers_[rank].segment = std::move(mine);
-  listener_ = make_socket();
   const auto name = "lockstep-" + random_letters();
-  const int result = with_address(name, [&](const sockaddr* address, socklen_t length) {
-    return ::bind(listener_.get(), address, length) == 0 ? 0 : errno;
-  });
-  if (result != 0) refuse("cannot bind a Unix socket", result);
-  if (::listen(listener_.get(), world_size + kStrangersAtOnce) != 0)
-    refuse("cannot listen on a Unix socket", errno);
-  const auto text = encode({.facts = peers_[rank].facts,
-                            .socket_name = name,
-                            .token = token_,
-                            .user = ::geteuid(),
-                            .layout_version = kLayoutVersion});
-  ask_store(rank, world_size, [&] { store_->set(key_of(rank), {text.begin(), text.end()}); });
+  listener_ = listen_at(name, world_size + kStrangersAtOnce);
+  introduce(*store_,
+            {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }
 
 Mesh::~Mesh() = default;
@@ -617,11 +375,7 @@ std::vector<int> Mesh::gone() {
 
 std::string Mesh::epitaph(int rank) const {
   const Peer& peer = peers_[rank];
-  // A process whose first thread alone has ended looks like a zombie too, but not to its descriptor.
-  if (!peer.process || !readable_now(peer.process)) return "";
-  auto status = wait_status_of_zombie(peer);
-  if (!status) status = wait_status_from_pidfd(peer);
-  return status ? describe_end(*status) : "";
+  return epitaph_of(peer.process, peer.facts.pid);
 }
 
 }  // namespace lockstep::shm

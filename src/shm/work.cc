@@ -89,7 +89,8 @@ void Work::completed() noexcept {
   } catch (const std::exception& callback_error) {
     base::log_warn("a callback of a finished call threw: {}", callback_error.what());
   }
-  self_.reset();  // may be the end of *this
+  // May be the end of *this, so nothing of it may be touched any more: not even by reset(), which writes last.
+  const auto last_hold = std::move(self_);
 }
 
 bool Work::isCompleted() {

@@ -1,0 +1,77 @@
+#include "shm/introduction.h"
+
+#include <exception>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "base/host.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+std::string encode(const Introduction& introduction) {
+  return nlohmann::json{{"layout", introduction.layout_version},
+                        {"facts", comm::encode_facts(introduction.facts)},
+                        {"socket", introduction.socket_name},
+                        {"token", introduction.token},
+                        {"user", introduction.user}}
+      .dump();
+}
+
+Introduction decode(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    Introduction introduction{.layout_version = json.at("layout")};
+    if (introduction.layout_version == kLayoutVersion) {
+      introduction.facts = comm::decode_facts(json.at("facts"));
+      introduction.socket_name = json.at("socket");
+      introduction.token = json.at("token");
+      introduction.user = json.at("user");
+      return introduction;
+    }
+  } catch (const nlohmann::json::exception&) {
+    // Reported below, as any other version is.
+  }
+  throw MismatchError(base::compose({.what = "a rank of this group has another layout of the shared memory",
+                                     .evidence = fmt::format("ours is version {}; it introduced itself as {}",
+                                                             kLayoutVersion, text.substr(0, 200)),
+                                     .hint = "start the same build of the program for every rank"}));
+}
+
+std::string key_of(int rank) { return fmt::format("shm/{}", rank); }
+
+template <class Question>
+auto ask_store(const comm::RankFacts& asker, Question&& question) {
+  try {
+    return question();
+  } catch (const std::exception& error) {
+    throw PeerLostError(base::compose(
+        {.what = "the store where the ranks meet is gone",
+         .where = fmt::format("rank {}/{}, host {}", asker.rank, asker.world_size, base::host_name()),
+         .evidence = error.what(),
+         .hint = "look at the output of rank 0, which hosts it"}));
+  }
+}
+
+}  // namespace
+
+void introduce(c10d::Store& store, const Introduction& mine) {
+  const auto text = encode(mine);
+  ask_store(mine.facts, [&] { store.set(key_of(mine.facts.rank), {text.begin(), text.end()}); });
+}
+
+std::optional<Introduction> find_introduction(c10d::Store& store, int other, const comm::RankFacts& asker) {
+  const auto text = ask_store(asker, [&]() -> std::optional<std::string> {
+    if (!store.check({key_of(other)})) return std::nullopt;
+    const auto value = store.get(key_of(other));
+    return std::string(value.begin(), value.end());
+  });
+  if (!text) return std::nullopt;
+  return decode(*text);
+}
+
+}  // namespace lockstep::shm
