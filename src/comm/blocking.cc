@@ -12,7 +12,14 @@ namespace {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && tensor.numel() != 0;
+}
+
+// In place, or worse: the long way knows what to do.
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto* a_begin = static_cast<const char*>(a.data_ptr());
+  const auto* b_begin = static_cast<const char*>(b.data_ptr());
+  return a_begin < b_begin + b.nbytes() && b_begin < a_begin + a.nbytes();
 }
 
 template <class Native>
@@ -30,30 +37,28 @@ bool done(ProcessGroup::Impl& group, const char* what, Native&& native) {
 bool all_reduce_now(ProcessGroup::Impl& group, const at::Tensor& tensor, ReduceOp op) {
   if (group.native == nullptr || !is_plain(tensor)) return false;
   check_reduction(op, tensor.scalar_type());
-  if (tensor.numel() == 0) return true;
   return done(group, "all_reduce", [&](Native& native) { native.all_reduce_now(tensor, op); });
 }
 
 bool broadcast_now(ProcessGroup::Impl& group, const at::Tensor& tensor, int root) {
   if (group.native == nullptr || !is_plain(tensor)) return false;
   check_rank(group, "broadcast", root);
-  if (tensor.numel() == 0) return true;
   return done(group, "broadcast", [&](Native& native) { native.broadcast_now(tensor, root); });
 }
 
 bool all_gather_now(ProcessGroup::Impl& group, const at::Tensor& output, const at::Tensor& input) {
-  if (group.native == nullptr || !is_plain(output) || !is_plain(input)) return false;
+  if (group.native == nullptr || !is_plain(output) || !is_plain(input) || overlap(output, input))
+    return false;
   check_parts(group, "all_gather_into_tensor", output, input);
-  if (input.numel() == 0) return true;
   return done(group, "all_gather_into_tensor", [&](Native& native) { native.all_gather_now(output, input); });
 }
 
 bool reduce_scatter_now(ProcessGroup::Impl& group, const at::Tensor& output, const at::Tensor& input,
                         ReduceOp op) {
-  if (group.native == nullptr || !is_plain(output) || !is_plain(input)) return false;
+  if (group.native == nullptr || !is_plain(output) || !is_plain(input) || overlap(output, input))
+    return false;
   check_parts(group, "reduce_scatter_tensor", input, output);
   check_reduction(op, input.scalar_type());
-  if (input.numel() == 0) return true;
   return done(group, "reduce_scatter_tensor",
               [&](Native& native) { native.reduce_scatter_now(output, input, op); });
 }

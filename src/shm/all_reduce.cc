@@ -23,16 +23,19 @@ size_t claim_bytes(const Board& board, size_t bytes) {
   return std::clamp(share / 4096 * 4096, kSmallestClaim, kLargestClaim);
 }
 
-uint64_t tagged(uint64_t number) { return (number + 1) << 32; }
+// The upper half of a claim's word; the lower one counts.
+uint32_t tag_of(uint64_t number) { return static_cast<uint32_t>(number + 1); }
+uint64_t claim_word(uint64_t number, uint64_t count) { return uint64_t{tag_of(number)} << 32 | count; }
 
 // Adds one to the count that belongs to this call, unless it has reached `limit`. Returns the count before.
 uint64_t count_up(std::atomic<uint64_t>& word, uint64_t number, uint64_t limit) {
   uint64_t seen = word.load(std::memory_order_relaxed);
   for (;;) {
-    const uint64_t count = seen >= tagged(number) ? seen - tagged(number) : 0;
+    const uint64_t count = seen >> 32 == tag_of(number) ? seen & UINT32_MAX : 0;
     if (count >= limit) return count;
     // Acquire and release: whoever counts last has seen what all before have written.
-    if (word.compare_exchange_weak(seen, tagged(number) + count + 1, std::memory_order_seq_cst)) return count;
+    if (word.compare_exchange_weak(seen, claim_word(number, count + 1), std::memory_order_seq_cst))
+      return count;
   }
 }
 
@@ -101,7 +104,7 @@ bool step_claims(Board& board, Call& call) {
   Pointers tensors;
   for (;;) {
     const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
-    if (chunk == chunks) break;
+    if (chunk >= chunks) break;
     moved = true;
     if (tensors.empty()) {
       for (int rank = 0; rank < world; ++rank) {
@@ -115,7 +118,7 @@ bool step_claims(Board& board, Call& call) {
     request.kernel(here.data(), world, here.data(), world, length / c10::elementSize(request.dtype), world);
     if (count_up(claims.done.value, call.number, chunks) + 1 == chunks) board.ring_all();
   }
-  if (claims.done.value.load(std::memory_order_seq_cst) != tagged(call.number) + chunks) return moved;
+  if (claims.done.value.load(std::memory_order_seq_cst) != claim_word(call.number, chunks)) return moved;
   call.stage = Stage::Finished;
   return true;
 }

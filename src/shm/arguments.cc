@@ -29,7 +29,7 @@ void Arguments::single(List tensors) const {
 }
 
 void Arguments::single_message(List tensors) const {
-  if (tensors.size() != 1) refuse(fmt::format("ProcessGroupShm::{} takes a single tensor", call_));
+  if (tensors.size() != 1) refuse("takes a single tensor");
 }
 
 void Arguments::single_input(List tensors) const {

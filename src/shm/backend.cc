@@ -31,6 +31,14 @@ Tensors landing_places(const Tensors& targets) {
   return places;
 }
 
+// What a rank gives must not lie where another rank's part lands; where its own part lands is fine.
+void keep_apart(at::Tensor& wire, const Tensors& landed, int rank) {
+  for (size_t i = 0; i < landed.size(); ++i) {
+    const bool own = static_cast<int>(i) == rank && wire.data_ptr() == landed[i].data_ptr();
+    if (!own && overlap(wire, landed[i])) wire = wire.clone();
+  }
+}
+
 void bring_home_all(const Tensors& targets, const Tensors& landed) {
   for (size_t i = 0; i < targets.size(); ++i) bring_home(targets[i], landed[i]);
 }
@@ -113,8 +121,8 @@ Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions&
     std::vector<const void*> sources;
     for (const auto& part : parts) sources.push_back(part.data_ptr());
     void* const target = wire.data_ptr();
-    const auto local = all_reduce_of(wire, combine == Combine::Avg ? Combine::Sum : combine);
-    local.kernel(&target, 1, sources.data(), static_cast<int>(sources.size()), wire.numel(), 1);
+    const int count = static_cast<int>(sources.size());
+    request.kernel(&target, 1, sources.data(), count, wire.numel(), count);
     request = all_reduce_of(wire, combine);
   }
   return Work::start(endpoint_, std::move(request),
@@ -182,8 +190,9 @@ Backend::WorkPtr Backend::allgather(Lists& outputs, List& inputs, const c10d::Al
   }
   Outline outline{.title = "shm:all_gather", .type = OpType::ALLGATHER, .inputs = inputs, .outputs = outputs};
   if (inputs.size() == 1) {
-    const auto wire = dense(inputs[0]);
+    auto wire = dense(inputs[0]);
     const auto landed = landing_places(outputs[0]);
+    keep_apart(wire, landed, rank_);
     outline.travelling = landed;
     outline.travelling.push_back(wire);
     outline.finish = [targets = outputs[0], landed] { bring_home_all(targets, landed); };
@@ -208,8 +217,9 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
   if (output.numel() != input.numel() * size_) {
     check.refuse("output tensor size must be equal to world_size times input tensor size");
   }
-  const auto wire = dense(input);
+  auto wire = dense(input);
   const auto landed = landing_place(output);
+  if (overlap_askew(landed, wire, rank_)) wire = wire.clone();
   return Work::start(endpoint_, all_gather_of({landed}, wire, size_),
                      {.title = "shm:all_gather_base",
                       .type = OpType::_ALLGATHER_BASE,
@@ -281,8 +291,9 @@ Backend::WorkPtr Backend::gather(Lists& outputs, List& inputs, const c10d::Gathe
     check.refuse("requires empty output on non-root");
   }
   const auto targets = rank_ == root ? outputs[0] : List{};
-  const auto wire = dense(inputs[0]);
+  auto wire = dense(inputs[0]);
   const auto landed = landing_places(targets);
+  keep_apart(wire, landed, rank_);
   auto travelling = landed;
   travelling.push_back(wire);
   return Work::start(endpoint_, gather_of(landed, wire, root),
@@ -348,8 +359,11 @@ Backend::WorkPtr Backend::reduce_scatter(List& outputs, Lists& inputs,
   check.dense(inputs[0]);
   check.alike(outputs[0], inputs[0]);
   const auto target = outputs[0];
-  const auto landed = landing_place(target);
+  auto landed = landing_place(target);
   auto travelling = dense_all(inputs[0]);
+  for (const auto& input : travelling) {
+    if (overlap(input, landed)) landed = at::empty_like(landed);
+  }
   auto request = reduce_scatter_of(landed, travelling, check.combine(options.reduceOp), size_);
   travelling.push_back(landed);
   return Work::start(endpoint_, std::move(request),
@@ -371,7 +385,8 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
     check.refuse("input tensor must be the same size as output size times world size");
   }
   const auto wire = dense(input);
-  const auto landed = landing_place(output);
+  auto landed = landing_place(output);
+  if (overlap_askew(wire, landed, rank_)) landed = at::empty_like(landed);
   return Work::start(endpoint_, reduce_scatter_of(landed, {wire}, check.combine(options.reduceOp), size_),
                      {.title = "shm:reduce_scatter_base",
                       .type = OpType::_REDUCE_SCATTER_BASE,
@@ -394,7 +409,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   auto wire = dense(input);
   const auto landed = landing_place(output);
   // Pieces arrive while others are still being given.
-  if (wire.is_alias_of(landed)) wire = wire.clone();
+  if (overlap(wire, landed)) wire = wire.clone();
   return Work::start(endpoint_, all_to_all_of(landed, wire, output_counts, input_counts),
                      {.title = "shm:all_to_all",
                       .type = OpType::ALLTOALL_BASE,
@@ -418,7 +433,7 @@ Backend::WorkPtr Backend::alltoall(List& outputs, List& inputs, const c10d::AllT
   const auto landed = landing_places(outputs);
   for (auto& wire : wires) {
     for (const auto& place : landed) {
-      if (wire.is_alias_of(place)) wire = wire.clone();
+      if (overlap(wire, place)) wire = wire.clone();
     }
   }
   auto travelling = landed;
@@ -448,8 +463,7 @@ Backend::WorkPtr Backend::recv(List& tensors, int from, int tag) {
   check.dense(tensors);
   check.peer(from);
   check.tag(tag);
-  if (!is_dense(tensors[0])) check.refuse("the receiving tensor has to be contiguous");
-  return Work::receive(endpoint_, tensors[0].detach(), from, tag);
+  return Work::receive(endpoint_, tensors[0], from, tag);
 }
 
 Backend::WorkPtr Backend::recvAnysource(List& tensors, int tag) {
@@ -457,8 +471,7 @@ Backend::WorkPtr Backend::recvAnysource(List& tensors, int tag) {
   check.single_message(tensors);
   check.dense(tensors);
   check.tag(tag);
-  if (!is_dense(tensors[0])) check.refuse("the receiving tensor has to be contiguous");
-  return Work::receive(endpoint_, tensors[0].detach(), kAnyRank, tag);
+  return Work::receive(endpoint_, tensors[0], kAnyRank, tag);
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
@@ -466,8 +479,7 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
                      given(options.timeout));
 }
 
-void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
-  // All that are missing are named in any case.
+void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   Call call;
   call.timeout = given(options.timeout);
   try {
@@ -475,11 +487,11 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_
   } catch (const TimeoutError& error) {
     const auto timeout = call.timeout.count() > 0 ? call.timeout : endpoint_->timeout();
     const auto absent = endpoint_->absent(call.number);
-    const auto missing = absent.empty() ? std::string()
-                                        : fmt::format("{} {} failed to pass monitoredBarrier in {} ms. ",
-                                                      absent.size() == 1 ? "Rank" : "Ranks",
-                                                      fmt::join(absent, ", "), timeout.count());
-    throw TimeoutError(missing + error.what());
+    if (absent.empty()) throw;
+    const auto ranks = wait_all_ranks ? fmt::format("Ranks {}", fmt::join(absent, ", "))
+                                      : fmt::format("Rank {}", absent.front());
+    throw TimeoutError(
+        fmt::format("{} failed to pass monitoredBarrier in {} ms. {}", ranks, timeout.count(), error.what()));
   }
 }
 

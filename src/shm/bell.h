@@ -30,6 +30,18 @@ class Nap {
   uint32_t before_;
 };
 
+// Between publishing with a plain store and looking for sleepers: makes the one visible before the other is
+// read.
+inline void full_fence() {
+#if defined(__SANITIZE_THREAD__)
+  // The thread sanitizer does not know fences; on the processors it runs on, this is one.
+  static std::atomic<int> word{0};
+  word.fetch_add(1, std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 // For a moment of busy waiting.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)

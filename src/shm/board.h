@@ -15,7 +15,7 @@ class Board {
   Board(int rank, std::vector<std::shared_ptr<Segment>> segments, size_t chunk_bytes);
 
   int rank() const { return rank_; }
-  int world_size() const { return static_cast<int>(segments_.size()); }
+  int world_size() const { return world_size_; }
   size_t chunk_bytes() const { return chunk_bytes_; }
 
   Segment& segment(int rank) const { return *segments_[rank]; }
@@ -34,7 +34,12 @@ class Board {
   uint64_t read(Counter counter, int rank) const {
     return (control(rank).*counter).value.load(std::memory_order_seq_cst);
   }
-  bool all_reached(Counter counter, uint64_t value) const;
+  bool all_reached(Counter counter, uint64_t value) const {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (read(counter, rank) < value) return false;
+    }
+    return true;
+  }
   // Raises this rank's counter. Who sleeps until every rank (of `among`, if given) has reached some value is
   // woken by the rank that is the last to do so, and by no other.
   void raise(Counter counter, uint64_t value);
@@ -51,17 +56,28 @@ class Board {
   }
 
   // Whether all ranks have come to this call.
-  bool all_arrived(uint64_t number) const;
+  bool all_arrived(uint64_t number) const {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (!has_arrived(rank, number)) return false;
+    }
+    return true;
+  }
   bool has_arrived(int rank, uint64_t number) const {
-    return call(rank, number).call.number.load(std::memory_order_seq_cst) == number + 1;
+    return call(rank, number).call.number.load(std::memory_order_seq_cst) > number;
   }
 
-  bool anybody_sleeps() const;
+  bool anybody_sleeps() const {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (control(rank).bell.sleepers.load(std::memory_order_seq_cst) != 0) return true;
+    }
+    return false;
+  }
   void ring_all() const;
   void ring(int rank) const;
 
  private:
   int rank_;
+  int world_size_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<std::byte*> bases_;  // of each rank's first extent
   std::vector<int> everybody_;

@@ -32,6 +32,7 @@ struct Call : Operation {
   Stage stage = Stage::Queued;
   Way way = Way::Exchange;
   bool exposed = false;              // others read this rank's memory directly
+  bool reads_registered = false;     // this rank reads, or all write, memory that its owner could take back
   c10::SmallVector<int, 8> stagers;  // the ranks whose bytes go through staging slots
   size_t round_bytes = 0;            // of each piece, in one round
   uint64_t first_round = 0;          // in the group's count

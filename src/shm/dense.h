@@ -24,6 +24,19 @@ inline at::Tensor landing_place(const at::Tensor& target) {
                         : at::empty(bare.sizes(), bare.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
+// Whether contiguous tensors share bytes.
+inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto* a_begin = static_cast<const char*>(a.data_ptr());
+  const auto* b_begin = static_cast<const char*>(b.data_ptr());
+  return a_begin < b_begin + b.nbytes() && b_begin < a_begin + a.nbytes();
+}
+
+// Whether `part` shares bytes with `whole` in any other way than being its part number `index`.
+inline bool overlap_askew(const at::Tensor& whole, const at::Tensor& part, int index) {
+  return overlap(whole, part) && static_cast<const char*>(whole.data_ptr()) + index * part.nbytes() !=
+                                     static_cast<const char*>(part.data_ptr());
+}
+
 // Copies from where results have landed, unless they landed in place.
 inline void bring_home(const at::Tensor& target, const at::Tensor& landed) {
   if (target.data_ptr() != landed.data_ptr()) target.detach().copy_(landed.view(target.sizes()));

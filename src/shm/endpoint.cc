@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -26,9 +27,12 @@ using namespace std::chrono_literals;
 constexpr auto kSpin = 100us;
 // Tries between two looks at the clock, with the lock held: a few microseconds.
 constexpr int kTries = 64;
-// The attendant looks whether anybody attends to what is under way: soon, then ever more rarely.
+constexpr int kHastyTries = 3;  // the first ones, for news that is on its way
+// How often the attendant looks whether anybody attends to what is under way. A call that is waited for at
+// once must not wake it, so it wakes by itself; after a while without any calls it rests until it is called.
 constexpr auto kShortNap = 200us;
-constexpr auto kLongNap = 6400us;
+constexpr auto kLongNap = 800us;
+constexpr int kNapsBeforeRest = 64;
 
 // More ranks than CPUs to run them on: then busy waiting only keeps the awaited one from running.
 bool are_crowded(const std::vector<Peer>& peers) {
@@ -77,11 +81,18 @@ void Endpoint::connect() {
     spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
     board_.emplace(rank_, std::move(segments), crowded ? kCrowdedChunkBytes : kChunkBytes);
     mail_.emplace(*board_, *arena_);
-    for (auto* message : waiting_messages_) mail_->add(*message);
-    waiting_messages_.clear();
+    if (failure_) publish_failure();
+    while (!waiting_messages_.empty()) {
+      mail_->add(*waiting_messages_.front());
+      waiting_messages_.erase(waiting_messages_.begin());
+    }
   } catch (const Error& error) {
     const Lock lock(mutex_);
     fail(std::string(error.kind()), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    const Lock lock(mutex_);
+    fail("Error", error.what());
     throw;
   }
   ring(bell_);
@@ -160,6 +171,7 @@ bool Endpoint::progress() {
   try {
     bool moved = arrive();
     moved |= run_calls();
+    if (arrived_since_ || finished_before_) announce();
     if (!exposed_.empty()) moved |= release_exposed();
     if (!mail_->idle()) {
       moved |= mail_->step(received_);
@@ -170,13 +182,17 @@ bool Endpoint::progress() {
   } catch (const Disagreement& disagreement) {
     fail("MismatchError",
          base::compose({.what = "the ranks do not make the same call",
-                        .where = where(first_),
+                        .where = where(disagreement.in_message ? nullptr : first_),
                         .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
                                                 name_of(disagreement.rank), disagreement.there),
                         .hint = "all ranks must make the same calls in the same order, with tensors of the "
                                 "same size and type"}));
+  } catch (const Tainted& tainted) {
+    adopt_failure(tainted.rank);
   } catch (const Error& error) {
     fail(std::string(error.kind()), error.what());
+  } catch (const std::exception& error) {
+    fail("Error", error.what());
   }
   return true;
 }
@@ -185,6 +201,8 @@ bool Endpoint::arrive() {
   bool moved = false;
   while (to_arrive_ != nullptr) {
     auto& call = *to_arrive_;
+    // A barrier says that all before it is done.
+    if (call.request.kind == Kind::Barrier && (&call != first_ || !exposed_.empty())) return moved;
     // The slot must not be read by anybody any more.
     while (call.number - all_finished_ >= kCallsInFlight) {
       if (!board_->all_reached(&Control::finished, all_finished_ + 1)) return moved;
@@ -197,13 +215,30 @@ bool Endpoint::arrive() {
     slot.call.kind = static_cast<uint8_t>(call.request.kind);
     slot.call.dtype = static_cast<uint8_t>(call.request.dtype);
     slot.call.combine = static_cast<uint8_t>(call.request.combine);
-    slot.call.number.store(call.number + 1, std::memory_order_seq_cst);
+    // A full fence here would hold up the look at the others' slots until this one has been fetched from
+    // their caches; announce() makes up for it.
+    slot.call.number.store(call.number + 1, std::memory_order_release);
     call.stage = Stage::Arrived;
-    if (board_->anybody_sleeps() && board_->all_arrived(call.number)) board_->ring_all();
+    if (!arrived_since_) arrived_since_ = call.number;
     to_arrive_ = call.next;
     moved = true;
   }
   return moved;
+}
+
+// Wakes those who sleep until all have arrived or finished somewhere, where this rank may have been the last:
+// one fence for both, before this thread waits or leaves.
+void Endpoint::announce() {
+  full_fence();
+  if (board_->anybody_sleeps()) {
+    // Nobody can sleep in a later call before all have come to the first.
+    const bool all_here = arrived_since_ && board_->all_arrived(*arrived_since_);
+    const bool all_through =
+        finished_before_ && board_->all_reached(&Control::finished, *finished_before_ + 1);
+    if (all_here || all_through) board_->ring_all();
+  }
+  arrived_since_.reset();
+  finished_before_.reset();
 }
 
 bool Endpoint::run_calls() {
@@ -228,9 +263,16 @@ bool Endpoint::run_calls() {
         break;
     }
     if (call.stage != Stage::Finished) return moved;
+    for (int rank = 0; call.reads_registered && rank < world_size_; ++rank) {
+      if (board_->control(rank).failure.present.load(std::memory_order_seq_cst) != 0) throw Tainted{rank};
+    }
     first_ = call.next;
     if (first_ == nullptr) last_ = nullptr;
-    board_->raise(&Control::finished, call.number + 1);
+    auto& finished = board_->control(rank_).finished.value;
+    if (!finished_before_) finished_before_ = finished.load(std::memory_order_relaxed);
+    finished.store(call.number + 1, std::memory_order_release);
+    // The next call will write there: have the line come back from the others' caches meanwhile.
+    __builtin_prefetch(&board_->call(rank_, call.number + 1), 1);
     if (call.exposed) {
       exposed_.push_back(&call);
     } else {
@@ -266,6 +308,12 @@ void Endpoint::notify(Lock& lock) {
   }
 }
 
+void Endpoint::defer(Completion& completion) {
+  const Lock lock(mutex_);
+  to_conclude_.push_back(&completion);
+  need_attendant();
+}
+
 // ---- Waiting
 
 Endpoint::Waited Endpoint::wait(Operation& operation, std::optional<Clock::time_point> until) {
@@ -287,7 +335,7 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
     if (spin_.count() > 0) {
       bool moved = false;
       for (int i = 0; i < kTries && !moved; ++i) {
-        relax();
+        if (i >= kHastyTries) relax();
         moved = progress();
       }
       if (moved) {
@@ -297,8 +345,9 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
       const auto now = Clock::now();
       if (spin_until == kUnset) spin_until = now + spin_;
       if (now < spin_until) {
-        // Others of this rank get their turn.
+        // Others of this rank get a chance.
         lock.unlock();
+        relax();
         lock.lock();
         continue;
       }
@@ -316,6 +365,8 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
   }
   --waiting_;
   notify(lock);
+  // What others have under way is the attendant's again.
+  if (waiting_ == 0 && has_attendant_ && !idle()) attendant_.notify_all();
   return waited;
 }
 
@@ -335,35 +386,73 @@ void Endpoint::need_attendant() {
     if (attendant_rests_) attendant_.notify_all();
     return;
   }
-  has_attendant_ = true;
-  std::thread([self = shared_from_this()] {
-    try {
-      if (!self->board_) self->connect();
-    } catch (const std::exception& error) {
-      base::log_debug("{}", error.what());  // kept: every call will throw it
-    }
+  const auto run = [self = shared_from_this()] {
     Lock lock(self->mutex_);
+    if (!self->board_ && !self->failure_) {
+      lock.unlock();
+      try {
+        self->connect();
+      } catch (const std::exception& error) {
+        base::log_debug("{}", error.what());  // kept: every call will throw it
+      }
+      lock.lock();
+    }
     self->attend(lock);
-  }).detach();
+  };
+  try {
+    std::thread(run).detach();
+    has_attendant_ = true;
+  } catch (const std::system_error& error) {
+    fail("SystemError",
+         base::compose({.what = "a thread for the calls that nobody waits for cannot be started",
+                        .where = where(nullptr),
+                        .evidence = error.what(),
+                        .hint = "raise the limit of processes and threads (ulimit -u)"}));
+  }
+}
+
+// Runs what belongs to the user. That may take any time and wait for other calls of this group, so another
+// thread attends meanwhile, if there is anything to attend to. False when that one has taken over.
+bool Endpoint::conclude(Lock& lock) {
+  while (!to_conclude_.empty()) {
+    auto* completion = to_conclude_.front();
+    to_conclude_.erase(to_conclude_.begin());
+    has_attendant_ = false;
+    if (!idle() || !to_conclude_.empty()) need_attendant();
+    lock.unlock();
+    completion->conclude();
+    lock.lock();
+    if (has_attendant_) return false;
+    has_attendant_ = true;
+  }
+  return true;
 }
 
 void Endpoint::attend(Lock& lock) {
   auto nap = kShortNap;
+  int naps = 0;
   for (;;) {
     notify(lock);
-    if (idle() && retired_) return;
+    if (!conclude(lock)) return;
+    if (idle() && retired_) {
+      has_attendant_ = false;
+      return;
+    }
     if (!idle() && waiting_ == 0) {
       nap = kShortNap;
       if (progress()) continue;
       doze(lock);
-    } else if (nap < kLongNap || !idle()) {
+      naps = 0;
+    } else if (naps < kNapsBeforeRest || !idle()) {
       attendant_.wait_for(lock, nap);
       nap = std::min<std::chrono::microseconds>(2 * nap, kLongNap);
+      ++naps;
     } else {
       attendant_rests_ = true;
-      attendant_.wait(lock, [&] { return !idle() || retired_; });
+      attendant_.wait(lock, [&] { return !idle() || retired_ || !to_conclude_.empty(); });
       attendant_rests_ = false;
       nap = kShortNap;
+      naps = 0;
     }
   }
 }

@@ -58,6 +58,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Helps a little; true when the operation is complete.
   bool poll(const Operation& operation);
 
+  // Has conclude() called by the endpoint's own thread.
+  void defer(Completion& completion);
+
   // Nobody will start anything any more. What is under way goes on.
   void retire();
 
@@ -66,8 +69,6 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // Registered memory.
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  const Segment& segment() const { return *segment_; }
-  const std::vector<Peer>& peers() { return mesh_.peers(); }
 
  private:
   struct Failure {
@@ -80,11 +81,12 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void enqueue(Call& call);
   void refuse_if_poisoned() const;
   bool idle() const { return first_ == nullptr && exposed_.empty() && mail_idle(); }
-  bool mail_idle() const { return !mail_ || (mail_->idle() && waiting_messages_.empty()); }
+  bool mail_idle() const { return waiting_messages_.empty() && (!mail_ || mail_->idle()); }
 
   // Carries everything on as far as it goes without waiting; true if anything moved.
   bool progress();
   bool arrive();
+  void announce();
   bool run_calls();
   bool release_exposed();
   void complete(Operation& operation, std::exception_ptr error = nullptr);
@@ -97,11 +99,14 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void look_for_the_dead();
   void look_for_the_late();
   void fail(const std::string& kind, const std::string& text);
+  void adopt_failure(int rank);
+  void publish_failure();
   // Tells the owners of what is complete, with the lock let go meanwhile.
   void notify(Lock& lock);
 
   void need_attendant();
   void attend(Lock& lock);
+  bool conclude(Lock& lock);
 
   // For messages.
   std::string where(const Call* call) const;
@@ -134,8 +139,11 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Call* first_ = nullptr;
   Call* last_ = nullptr;
   Call* to_arrive_ = nullptr;
+  // What announce() has to tell: the first call this rank has arrived at since, and how many it had finished.
+  std::optional<uint64_t> arrived_since_, finished_before_;
   std::vector<Call*> exposed_;  // finished calls whose memory others may still read
   std::vector<Completion*> to_notify_;
+  std::vector<Completion*> to_conclude_;
   std::vector<Operation*> received_;  // scratch of progress()
   Clock::time_point last_look_{};
 

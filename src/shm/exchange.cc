@@ -30,7 +30,8 @@ size_t piece_offset(const Board& board, const Call& call, int giver) {
 }
 
 bool is_stager(const Call& call, int rank) {
-  return std::find(call.stagers.begin(), call.stagers.end(), rank) != call.stagers.end();
+  return !call.stagers.empty() &&
+         std::find(call.stagers.begin(), call.stagers.end(), rank) != call.stagers.end();
 }
 
 // The bytes from `from` on of the piece that `giver` gives to this rank; of a staged one, only the current
@@ -150,11 +151,11 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
   bool all_registered = true;
   bool any_large = false;
   size_t largest_staged = 0;
-  call.exposed = false;
   for (int rank = 0; rank < board.world_size(); ++rank) {
     const auto& words = board.call(rank, call.number).call;
     if (words.where != Where::Registered) all_registered = false;
     if (words.where == Where::Registered || words.where == Where::Staged) any_large = true;
+    if (words.where == Where::Registered) call.reads_registered = true;
     // An all-reduce overwrites what it gives: memory of one rank must not be read by another at its own pace,
     // unless all of it is reduced in one go (Way::Claims).
     const bool staged =
@@ -186,7 +187,7 @@ bool stage_next(Board& board, Call& call) {
   const size_t from = call.staged * call.round_bytes;
   for (const auto& piece : call.request.give) {
     const size_t bytes = staged_bytes(call, piece.bytes, call.staged);
-    if (bytes != 0) copy_bytes(slot, piece.data + from, bytes);
+    stream_bytes(slot, piece.data + from, bytes);
     slot += call.round_bytes;
   }
   ++call.staged;

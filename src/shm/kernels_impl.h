@@ -283,14 +283,35 @@ struct InMemory {
   typedef Packed Type __attribute__((aligned(1), may_alias));
 };
 
+// Less than a register. By way of memory, the processor would wait for the small stores before the large
+// load.
+template <class Packed>
+Packed load_some(const char* from, size_t bytes) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const auto mask = ~uint64_t{0} >> (64 - bytes);
+  if constexpr (sizeof(Packed) == 64) {
+    return reinterpret_cast<Packed>(_mm512_maskz_loadu_epi8(mask, from));
+  } else if constexpr (sizeof(Packed) == 32) {
+    return reinterpret_cast<Packed>(_mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask), from));
+  } else if constexpr (sizeof(Packed) == 16) {
+    return reinterpret_cast<Packed>(_mm_maskz_loadu_epi8(static_cast<__mmask16>(mask), from));
+  }
+#endif
+  Packed packed{};
+  __builtin_memcpy(&packed, from, bytes);
+  return packed;
+}
+template <class Packed>
+void store_some(char* to, size_t bytes, Packed packed) {
+  __builtin_memcpy(to, &packed, bytes);
+}
+
 // `bytes` may be less than a register; the rest counts as zeros.
 template <class Packed>
 Packed load(const void* from, size_t at, size_t bytes) {
   const char* const begin = static_cast<const char*>(from) + at;
   if (bytes == sizeof(Packed)) return *reinterpret_cast<const typename InMemory<Packed>::Type*>(begin);
-  Packed packed{};
-  __builtin_memcpy(&packed, begin, bytes);
-  return packed;
+  return load_some<Packed>(begin, bytes);
 }
 template <class Packed>
 void store(void* to, size_t at, size_t bytes, Packed packed) {
@@ -298,7 +319,7 @@ void store(void* to, size_t at, size_t bytes, Packed packed) {
   if (bytes == sizeof(Packed)) {
     *reinterpret_cast<typename InMemory<Packed>::Type*>(begin) = packed;
   } else {
-    __builtin_memcpy(begin, &packed, bytes);
+    store_some(begin, bytes, packed);
   }
 }
 

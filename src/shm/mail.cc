@@ -83,13 +83,16 @@ bool Mail::deliver_from(int from, Message& message) {
   for (auto note = notes.begin(); note != notes.end(); ++note) {
     if (note->tag != message.tag) continue;
     if (note->bytes != message.piece.bytes) {
-      throw Disagreement{from, message.describe(),
-                         fmt::format("send of {} bytes of {}", note->bytes,
-                                     c10::toString(static_cast<c10::ScalarType>(note->dtype)))};
+      throw Disagreement{.rank = from,
+                         .here = message.describe(),
+                         .there = fmt::format("send of {} bytes of {}", note->bytes,
+                                              c10::toString(static_cast<c10::ScalarType>(note->dtype))),
+                         .in_message = true};
     }
     if (note->bytes != 0) {
       copy_bytes(message.piece.data, board_.segment(from).at(note->payload, note->bytes), note->bytes);
     }
+    if (board_.control(from).failure.present.load(std::memory_order_seq_cst) != 0) throw Tainted{from};
     letter(from, note->letter).state.store(Letter::Received, std::memory_order_seq_cst);
     board_.ring(from);
     notes.erase(note);

@@ -17,6 +17,12 @@ struct Disagreement {
   int rank;           // the other one
   std::string here;   // what this rank does
   std::string there;  // what the other does
+  bool in_message = false;
+};
+
+// Thrown by the engine when bytes came from memory of a rank that has failed meanwhile: they may be anything.
+struct Tainted {
+  int rank;
 };
 
 }  // namespace lockstep::shm

@@ -6,10 +6,13 @@
 
 namespace lockstep::shm {
 
-// Is told, outside of all locks, that its operation is complete. Called exactly once.
+// Is told, outside of all locks, that its operation is complete, by whichever thread has made it so: one that
+// is in the middle of something else. So code of the user's must not run in completed(), but in conclude(),
+// which the endpoint's own thread calls when completed() has asked for it (Endpoint::defer).
 class Completion {
  public:
   virtual void completed() noexcept = 0;
+  virtual void conclude() noexcept = 0;
 
  protected:
   ~Completion() = default;

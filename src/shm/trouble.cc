@@ -1,4 +1,5 @@
 // How an endpoint finds out that something is wrong: a peer that failed, one that is gone, one that is late.
+#include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
 
@@ -70,18 +71,28 @@ void Endpoint::look_for_failures() {
     // If a death is behind it, this rank can see that for itself.
     look_for_the_dead();
     if (failure_) return;
-    fail(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
-                                     .where = where(first_),
-                                     .evidence = fmt::format("it said: {}", theirs.text)}));
+    adopt_failure(rank);
     return;
   }
 }
 
+void Endpoint::adopt_failure(int rank) {
+  const auto& theirs = board_->control(rank).failure;
+  fail(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
+                                   .where = where(first_),
+                                   .evidence = fmt::format("it said: {}", theirs.text)}));
+}
+
 void Endpoint::look_for_the_dead() {
-  const auto gone = mesh_.gone();
+  auto gone = mesh_.gone();
   // All that they wrote before they went is to be seen now.
   if (gone.empty() || progress() || failure_) return;
 
+  // Those who said why they went may have gone because of those who did not.
+  std::stable_partition(gone.begin(), gone.end(), [&](int rank) {
+    return board_->control(rank).failure.present.load(std::memory_order_seq_cst) == 0;
+  });
+  const bool alone = gone.size() + 1 == static_cast<size_t>(world_size_);
   const auto owes = [&](int rank, const Call& call) {
     return board_->read(&Control::finished, rank) <= call.number;
   };
@@ -98,7 +109,7 @@ void Endpoint::look_for_the_dead() {
       held_up = pattern_of(call->request.kind).name;
     }
     for (const auto* message : mail_->under_way()) {
-      if (message->peer == rank) held_up = message->describe();
+      if (message->peer == rank || (message->peer == kAnyRank && alone)) held_up = message->describe();
     }
     if (held_up.empty()) continue;
 
@@ -174,13 +185,8 @@ void Endpoint::fail(const std::string& kind, const std::string& text) {
   if (failure_) return;
   failure_ = {kind, text, make_error(kind, text)};
   base::log_debug("{}: {}", kind, text);
-  if (board_) {
-    auto& mine = board_->control(rank_).failure;
-    copy_text(mine.kind, sizeof(mine.kind), kind);
-    copy_text(mine.text, sizeof(mine.text), text);
-    mine.present.store(1, std::memory_order_seq_cst);
-    board_->ring_all();
-  }
+  if (board_) publish_failure();
+  for (auto* operation : std::exchange(received_, {})) complete(*operation);
   for (auto* call : exposed_) complete(*call, failure_->error);
   exposed_.clear();
   while (first_ != nullptr) {
@@ -189,9 +195,17 @@ void Endpoint::fail(const std::string& kind, const std::string& text) {
     complete(*call, failure_->error);
   }
   last_ = to_arrive_ = nullptr;
-  auto messages = std::exchange(waiting_messages_, {});
-  if (mail_) messages = mail_->give_up();
-  for (auto* message : messages) complete(*message, failure_->error);
+  for (auto* message : std::exchange(waiting_messages_, {})) complete(*message, failure_->error);
+  if (!mail_) return;
+  for (auto* message : mail_->give_up()) complete(*message, failure_->error);
+}
+
+void Endpoint::publish_failure() {
+  auto& mine = board_->control(rank_).failure;
+  copy_text(mine.kind, sizeof(mine.kind), failure_->kind);
+  copy_text(mine.text, sizeof(mine.text), failure_->text);
+  mine.present.store(1, std::memory_order_seq_cst);
+  board_->ring_all();
 }
 
 std::vector<int> Endpoint::absent(uint64_t number) {

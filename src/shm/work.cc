@@ -7,6 +7,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
+#include "shm/dense.h"
 
 namespace lockstep::shm {
 
@@ -47,7 +48,9 @@ c10::intrusive_ptr<Work> Work::receive(std::shared_ptr<Endpoint> endpoint, const
                                    .type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
                                    .inputs = {tensor},
                                    .outputs = {{tensor}}});
-  work->start_message(false, tensor, from, tag);
+  const auto landed = landing_place(tensor);
+  work->outline_.finish = [tensor, landed] { bring_home(tensor, landed); };
+  work->start_message(false, landed, from, tag);
   return work;
 }
 
@@ -75,21 +78,37 @@ Operation& Work::operation() {
 }
 
 void Work::completed() noexcept {
-  auto error = operation().error;
+  outcome_ = operation().error;
   try {
-    if (!error && outline_.finish) outline_.finish();
+    if (!outcome_ && outline_.finish) outline_.finish();
   } catch (...) {
-    error = std::current_exception();
+    outcome_ = std::current_exception();
   }
   outline_.finish = nullptr;
   outline_.travelling.clear();
+  bool has_future = false;
+  {
+    const std::lock_guard lock(mutex_);
+    has_future = future_ != nullptr;
+  }
+  // A future has callbacks of the user's, who may hold a lock right now that they want.
+  if (has_future) {
+    endpoint_->defer(*this);
+  } else {
+    conclude();
+  }
+}
+
+void Work::conclude() noexcept {
   try {
-    finish(error);
     settle_future();
+    finish(outcome_);
+    settle_future();  // one that was asked for meanwhile
   } catch (const std::exception& callback_error) {
     base::log_warn("a callback of a finished call threw: {}", callback_error.what());
   }
-  // May be the end of *this, so nothing of it may be touched any more: not even by reset(), which writes last.
+  // May be the end of *this, so nothing of it may be touched any more: not even by reset(), which writes
+  // last.
   const auto last_hold = std::move(self_);
 }
 
@@ -100,7 +119,9 @@ bool Work::isCompleted() {
 }
 
 int Work::sourceRank() const {
-  TORCH_CHECK(is_message_ && !message_.outgoing, "sourceRank() is known of a received message only");
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(completed_ && is_message_ && !message_.outgoing,
+              "sourceRank() is known of a message that has been received only");
   return message_.peer;
 }
 
@@ -124,9 +145,14 @@ bool Work::wait(std::chrono::milliseconds timeout) {
                       "wait again, or longer",
                       timeout.count()));
     }
-    // Another thread may be about to say so.
+    // Another thread may be about to say so, after it has told those who hold the future.
     std::unique_lock lock(mutex_);
-    cv_.wait(lock, [&] { return completed_; });
+    const auto done = [&] { return completed_; };
+    if (!until) {
+      cv_.wait(lock, done);
+    } else if (!cv_.wait_until(lock, *until, done)) {
+      throw TimeoutError("Timed out: the callbacks of the call have not ended\nhint: wait again, or longer");
+    }
   }
   if (const auto error = c10d::Work::exception()) std::rethrow_exception(error);
   return true;
@@ -163,7 +189,7 @@ void Work::settle_future() {
     if (!future_ || future_settled_) return;
     future_settled_ = true;
     future = future_;
-    error = exception_;
+    error = outcome_;
   }
   if (error) {
     future->setError(error);

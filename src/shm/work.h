@@ -28,7 +28,7 @@ class Work : public c10d::Work, private Completion {
   static c10::intrusive_ptr<Work> send(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int to,
                                        int tag);
   static c10::intrusive_ptr<Work> receive(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor,
-                                          int from, int tag);
+                                          int from, int tag);  // a tensor of any strides
 
   bool isCompleted() override;
   int sourceRank() const override;
@@ -45,6 +45,7 @@ class Work : public c10d::Work, private Completion {
 
  private:
   void completed() noexcept override;
+  void conclude() noexcept override;
   Operation& operation();
   void start_message(bool outgoing, const at::Tensor& tensor, int peer, int tag);
   c10::IValue value() const;
@@ -59,6 +60,7 @@ class Work : public c10d::Work, private Completion {
   c10::intrusive_ptr<Work> self_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool future_settled_ = false;
+  std::exception_ptr outcome_;
 };
 
 }  // namespace lockstep::shm
