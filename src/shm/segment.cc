@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <map>
 #include <new>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -103,8 +104,15 @@ struct Segment::Registry {
   std::map<FileKey, std::weak_ptr<Segment>> segments;
 
   static Registry& instance() {
-    static auto& registry = *new Registry;
+    static auto& registry = *make();
     return registry;
+  }
+
+  // A process that is forked while another thread is in here must not find the lock taken for ever.
+  static Registry* make() {
+    ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
+                     [] { instance().mutex.unlock(); });
+    return new Registry;
   }
 
   std::shared_ptr<Segment> find(const FileKey& key) {

@@ -97,6 +97,7 @@ TEST_P(Groups, SubgroupsWorkSideBySide) {
     // A group of a group.
     const auto inner = mine->new_group({1});
     EXPECT_EQ(inner != nullptr, mine->rank() == 1);
+    group.barrier();  // rank 0 hosts the store in which the odd ranks have just met
   });
 }
 
