@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "comm/checks.h"
+#include "comm/dense.h"
 #include "comm/failure.h"
 #include "comm/gaps.h"
 
@@ -10,16 +11,10 @@ namespace lockstep::comm {
 
 namespace {
 
+// Overlapping input and output go the long way, too, which knows what to do.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && tensor.numel() != 0;
-}
-
-// In place, or worse: the long way knows what to do.
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  const auto* a_begin = static_cast<const char*>(a.data_ptr());
-  const auto* b_begin = static_cast<const char*>(b.data_ptr());
-  return a_begin < b_begin + b.nbytes() && b_begin < a_begin + a.nbytes();
+         is_dense(tensor) && tensor.numel() != 0;
 }
 
 template <class Native>

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "comm/checks.h"
+#include "comm/dense.h"
 #include "comm/failure.h"
 #include "comm/gaps.h"
 #include "comm/work_state.h"
@@ -21,23 +22,6 @@ std::string describe(const char* name, const at::Tensor& tensor) {
 
 // The caller's memory, without its autograd history: collectives change values, not graphs.
 at::Tensor bare(const at::Tensor& tensor) { return tensor.detach(); }
-
-// Whether the bytes in memory are the elements in order. A lazy conjugate or negation is contiguous, but its
-// bytes are those of another tensor.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
-// `tensor` itself when it is plain, else a copy that is.
-at::Tensor plain(const at::Tensor& tensor) {
-  return is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
-}
-
-// `target` itself when results can be written there as bytes, else a place of the same shape from which they
-// are copied.
-at::Tensor landing_place(const at::Tensor& target) {
-  return is_plain(target) ? target : at::empty(target.sizes(), target.options());
-}
 
 // What there is to a call besides the backend's part of it.
 struct Outline {
@@ -109,7 +93,7 @@ Tensors shaped(const Tensors& flat, at::IntArrayRef sizes) {
 
 // After a call that worked on a contiguous copy: back to where the caller wants it.
 std::function<void()> copy_back(const at::Tensor& target, const at::Tensor& dense) {
-  if (dense.is_same(target)) return {};
+  if (dense.data_ptr() == target.data_ptr()) return {};
   return [target, dense] { target.copy_(dense.view(target.sizes())); };
 }
 
@@ -138,7 +122,7 @@ Work reduction(const GroupPtr& group, const char* name, const at::Tensor& tensor
   if (group->world_size == 1 || tensor.numel() == 0) return {};
 
   const auto target = bare(tensor);
-  const auto dense = plain(target);
+  const auto dense = dense_of(target);
   const auto what = describe(name, tensor) + ", " + name_of(op);
   auto wire = reduction_wire(group->backend, dense, op, group->world_size);
   if (!wire) return reduce_by_gathering(group, what, target, dense, op);
@@ -182,7 +166,7 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
   if (group->world_size == 1 || tensor.numel() == 0) return {};
 
   const auto target = bare(tensor);
-  const auto dense = plain(target);
+  const auto dense = dense_of(target);
   auto wires = Tensors{wire_of(*group, dense)};
   return start(
       group, {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
@@ -196,7 +180,7 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
 Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
   refuse_if_poisoned(*group);
   check_tensor(*group, "all_gather", tensor);
-  const auto dense = plain(bare(tensor));
+  const auto dense = dense_of(tensor);
   const auto rows = rows_of(room_for_all(*group, dense), group->world_size);
   if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
   auto result = shaped(rows, tensor.sizes());
@@ -215,7 +199,7 @@ Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, con
   check_target(*group, "all_gather_into_tensor", output);
   if (input.numel() == 0) return {};
   const auto target = bare(output);
-  const auto dense = plain(bare(input));
+  const auto dense = dense_of(input);
   if (group->world_size == 1) return copied(target, dense);
   const auto all = landing_place(target);
   auto outputs = std::vector<Tensors>{wires_of(*group, rows_of(all, group->world_size))};
@@ -235,7 +219,7 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
   check_reduction(op, input.scalar_type());
   if (input.numel() == 0) return {};
   const auto target = bare(output);
-  const auto dense = plain(bare(input));
+  const auto dense = dense_of(input);
   if (group->world_size == 1) return copied(target, dense);
   if (group->native != nullptr) {
     const auto landed = landing_place(target);
@@ -272,7 +256,7 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
   check_tensor(*group, "gather", tensor);
   check_rank(*group, "gather", root);
   const bool receives = group->rank == root;
-  const auto dense = plain(bare(tensor));
+  const auto dense = dense_of(tensor);
   const auto rows = receives ? rows_of(room_for_all(*group, dense), group->world_size) : Tensors{};
   if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
   auto result = shaped(rows, tensor.sizes());
@@ -303,7 +287,7 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
     for (const auto& input : inputs) {
       check_tensor(*group, "scatter", input);
       check_alike(*group, "scatter", output, input);
-      parts.push_back(plain(bare(input)));
+      parts.push_back(dense_of(input));
     }
   }
   const auto target = bare(output);
@@ -332,7 +316,7 @@ Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at
   }
   if (input.numel() == 0) return {};
   const auto target = bare(output);
-  const auto source = plain(bare(input));
+  const auto source = dense_of(input);
   if (group->world_size == 1) return copied(target, source);
   const auto dense = landing_place(target);
   auto wire_out = wire_of(*group, dense);
@@ -352,7 +336,7 @@ Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
   check_tensor(*group, "send", tensor);
   check_peer(*group, "send", to, tag);
   if (tensor.numel() == 0) return {};
-  auto wires = Tensors{wire_of(*group, plain(bare(tensor)))};
+  auto wires = Tensors{wire_of(*group, dense_of(tensor))};
   return start(group,
                {.what = fmt::format("{} to rank {}, tag {}", describe("send", tensor), to, tag),
                 .travelling = wires,

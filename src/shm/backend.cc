@@ -8,8 +8,8 @@
 
 #include <lockstep/error.h>
 
+#include "comm/dense.h"
 #include "shm/arguments.h"
-#include "shm/dense.h"
 #include "shm/requests.h"
 #include "shm/work.h"
 
@@ -18,10 +18,15 @@ namespace lockstep::shm {
 namespace {
 
 using c10d::OpType;
+using comm::bring_home;
+using comm::dense_of;
+using comm::landing_place;
+using comm::overlap;
+using comm::overlap_askew;
 
 Tensors dense_all(const Tensors& tensors) {
   Tensors result;
-  for (const auto& tensor : tensors) result.push_back(dense(tensor));
+  for (const auto& tensor : tensors) result.push_back(dense_of(tensor));
   return result;
 }
 
@@ -46,7 +51,7 @@ void bring_home_all(const Tensors& targets, const Tensors& landed) {
 // One flat tensor of all their elements.
 at::Tensor flat(const Tensors& tensors) {
   Tensors rows;
-  for (const auto& tensor : tensors) rows.push_back(dense(tensor).view({-1}));
+  for (const auto& tensor : tensors) rows.push_back(dense_of(tensor).view({-1}));
   return at::cat(rows);
 }
 
@@ -92,7 +97,7 @@ Backend::WorkPtr Backend::broadcast(List& tensors, const c10d::BroadcastOptions&
   check.alike(tensors[0], tensors);
   const int root = static_cast<int>(options.rootRank);
   const auto& first = tensors[rank_ == root ? options.rootTensor : 0];
-  const auto wire = rank_ == root ? dense(first) : landing_place(first);
+  const auto wire = rank_ == root ? dense_of(first) : landing_place(first);
   return Work::start(endpoint_, broadcast_of(wire, root, rank_),
                      {.title = "shm:broadcast",
                       .type = OpType::BROADCAST,
@@ -113,7 +118,7 @@ Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions&
   check.dense(tensors);
   const auto combine = check.combine(options.reduceOp);
   // Several tensors of one rank count as those of several ranks: they are combined here first.
-  auto wire = dense(tensors[0]);
+  auto wire = dense_of(tensors[0]);
   auto request = all_reduce_of(wire, combine);
   if (tensors.size() > 1) {
     const auto parts = dense_all(tensors);
@@ -160,7 +165,7 @@ Backend::WorkPtr Backend::reduce(List& tensors, const c10d::ReduceOptions& optio
   check.dense(tensors);
   const int root = static_cast<int>(options.rootRank);
   const auto target = tensors[0];
-  const auto wire = dense(target);
+  const auto wire = dense_of(target);
   Outline outline{.title = "shm:reduce",
                   .type = OpType::REDUCE,
                   .inputs = tensors,
@@ -190,7 +195,7 @@ Backend::WorkPtr Backend::allgather(Lists& outputs, List& inputs, const c10d::Al
   }
   Outline outline{.title = "shm:all_gather", .type = OpType::ALLGATHER, .inputs = inputs, .outputs = outputs};
   if (inputs.size() == 1) {
-    auto wire = dense(inputs[0]);
+    auto wire = dense_of(inputs[0]);
     const auto landed = landing_places(outputs[0]);
     keep_apart(wire, landed, rank_);
     outline.travelling = landed;
@@ -217,7 +222,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
   if (output.numel() != input.numel() * size_) {
     check.refuse("output tensor size must be equal to world_size times input tensor size");
   }
-  auto wire = dense(input);
+  auto wire = dense_of(input);
   const auto landed = landing_place(output);
   if (overlap_askew(landed, wire, rank_)) wire = wire.clone();
   return Work::start(endpoint_, all_gather_of({landed}, wire, size_),
@@ -291,7 +296,7 @@ Backend::WorkPtr Backend::gather(Lists& outputs, List& inputs, const c10d::Gathe
     check.refuse("requires empty output on non-root");
   }
   const auto targets = rank_ == root ? outputs[0] : List{};
-  auto wire = dense(inputs[0]);
+  auto wire = dense_of(inputs[0]);
   const auto landed = landing_places(targets);
   keep_apart(wire, landed, rank_);
   auto travelling = landed;
@@ -384,7 +389,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
   if (input.numel() != output.numel() * size_) {
     check.refuse("input tensor must be the same size as output size times world size");
   }
-  const auto wire = dense(input);
+  const auto wire = dense_of(input);
   auto landed = landing_place(output);
   if (overlap_askew(wire, landed, rank_)) landed = at::empty_like(landed);
   return Work::start(endpoint_, reduce_scatter_of(landed, {wire}, check.combine(options.reduceOp), size_),
@@ -406,7 +411,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   check.same_type(input, output);
   const auto output_counts = counts_of(output_splits, output, size_);
   const auto input_counts = counts_of(input_splits, input, size_);
-  auto wire = dense(input);
+  auto wire = dense_of(input);
   const auto landed = landing_place(output);
   // Pieces arrive while others are still being given.
   if (overlap(wire, landed)) wire = wire.clone();
@@ -454,7 +459,7 @@ Backend::WorkPtr Backend::send(List& tensors, int to, int tag) {
   check.dense(tensors);
   check.peer(to);
   check.tag(tag);
-  return Work::send(endpoint_, dense(tensors[0]), to, tag);
+  return Work::send(endpoint_, dense_of(tensors[0]), to, tag);
 }
 
 Backend::WorkPtr Backend::recv(List& tensors, int from, int tag) {

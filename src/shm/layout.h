@@ -1,9 +1,9 @@
 // The byte map of one rank's segment: what ranks read and write in each other's memory. docs/shm-layout.md
 // draws it.
 //
-// Every word that is written by one rank and read by another stands on a line of its own. Words that somebody
-// may sleep for are written with sequential consistency: "publish, then look for sleepers" on one side and
-// "announce the sleep, then look again" on the other cannot both miss (bell.h).
+// Words that ranks write at their own pace stand on lines of their own. Between writing a word that somebody
+// may sleep for and looking for sleepers there is a full fence: "publish, then look for sleepers" on one side
+// and "announce the sleep, then look again" on the other cannot both miss (bell.h).
 #pragma once
 
 #include <atomic>

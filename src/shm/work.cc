@@ -7,7 +7,7 @@
 #include <lockstep/error.h>
 
 #include "base/log.h"
-#include "shm/dense.h"
+#include "comm/dense.h"
 
 namespace lockstep::shm {
 
@@ -48,8 +48,8 @@ c10::intrusive_ptr<Work> Work::receive(std::shared_ptr<Endpoint> endpoint, const
                                    .type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
                                    .inputs = {tensor},
                                    .outputs = {{tensor}}});
-  const auto landed = landing_place(tensor);
-  work->outline_.finish = [tensor, landed] { bring_home(tensor, landed); };
+  const auto landed = comm::landing_place(tensor);
+  work->outline_.finish = [tensor, landed] { comm::bring_home(tensor, landed); };
   work->start_message(false, landed, from, tag);
   return work;
 }

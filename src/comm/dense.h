@@ -1,10 +1,10 @@
-// Between the caller's tensors, which may have any strides, and the engine's, whose bytes in memory are their
-// elements in order.
+// Between the caller's tensors, which may have any strides, and those that backends take, whose bytes in
+// memory are their elements in order.
 #pragma once
 
 #include <ATen/ATen.h>
 
-namespace lockstep::shm {
+namespace lockstep::comm {
 
 // A lazy conjugate or negation is contiguous, but its bytes are those of another tensor.
 inline bool is_dense(const at::Tensor& tensor) {
@@ -12,7 +12,7 @@ inline bool is_dense(const at::Tensor& tensor) {
 }
 
 // The tensor itself, without its autograd history, or a copy.
-inline at::Tensor dense(const at::Tensor& tensor) {
+inline at::Tensor dense_of(const at::Tensor& tensor) {
   const auto bare = tensor.detach();
   return is_dense(bare) ? bare : bare.resolve_conj().resolve_neg().contiguous();
 }
@@ -42,4 +42,4 @@ inline void bring_home(const at::Tensor& target, const at::Tensor& landed) {
   if (target.data_ptr() != landed.data_ptr()) target.detach().copy_(landed.view(target.sizes()));
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::comm
