@@ -53,7 +53,7 @@ class Backend : public c10d_backend, public comm::Native {
   void barrier_now() override;
 
  private:
-  void run(Request request);
+  void run(Request&& request);
 
   const std::shared_ptr<Endpoint> endpoint_;
 };

@@ -6,12 +6,12 @@
 
 namespace lockstep::shm {
 
-Board::Board(int rank, std::vector<std::shared_ptr<Segment>> segments, size_t chunk_bytes)
+Board::Board(int rank, std::vector<std::shared_ptr<Segment>> segments, bool crowded)
     : rank_(rank),
       world_size_(static_cast<int>(segments.size())),
       segments_(std::move(segments)),
       everybody_(segments_.size()),
-      chunk_bytes_(chunk_bytes) {
+      crowded_(crowded) {
   for (const auto& segment : segments_) bases_.push_back(segment->at(0, first_extent_bytes(world_size())));
   std::iota(everybody_.begin(), everybody_.end(), 0);
 }

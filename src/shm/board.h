@@ -3,6 +3,7 @@
 // Not thread-safe, except that ring_all() may be called by anybody; the endpoint's lock guards it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -12,11 +13,13 @@ namespace lockstep::shm {
 
 class Board {
  public:
-  Board(int rank, std::vector<std::shared_ptr<Segment>> segments, size_t chunk_bytes);
+  Board(int rank, std::vector<std::shared_ptr<Segment>> segments, bool crowded);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  size_t chunk_bytes() const { return chunk_bytes_; }
+  // More ranks than CPUs.
+  bool is_crowded() const { return crowded_; }
+  size_t chunk_bytes() const { return crowded_ ? kCrowdedChunkBytes : kChunkBytes; }
 
   Segment& segment(int rank) const { return *segments_[rank]; }
   Control& control(int rank) const { return *reinterpret_cast<Control*>(bases_[rank] + kControlAt); }
@@ -25,7 +28,7 @@ class Board {
   }
   ClaimWords& claims(uint64_t number) const { return control(0).claims[number % kCallsInFlight]; }
   std::byte* staging(int rank, uint64_t round) const {
-    return bases_[rank] + kStagingAt + round % kStagingSlots * chunk_bytes_;
+    return bases_[rank] + kStagingAt + round % kStagingSlots * chunk_bytes();
   }
   // What `from` sends to `to`.
   Outbox& outbox(int from, int to) const { return reinterpret_cast<Outbox*>(bases_[from] + kOutboxesAt)[to]; }
@@ -39,6 +42,11 @@ class Board {
       if (read(counter, rank) < value) return false;
     }
     return true;
+  }
+  uint64_t least(Counter counter) const {
+    uint64_t least = UINT64_MAX;
+    for (int rank = 0; rank < world_size_; ++rank) least = std::min(least, read(counter, rank));
+    return least;
   }
   // Raises this rank's counter. Who sleeps until every rank (of `among`, if given) has reached some value is
   // woken by the rank that is the last to do so, and by no other.
@@ -81,7 +89,7 @@ class Board {
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<std::byte*> bases_;  // of each rank's first extent
   std::vector<int> everybody_;
-  size_t chunk_bytes_;
+  bool crowded_;
 };
 
 }  // namespace lockstep::shm

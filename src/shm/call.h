@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include <c10/util/SmallVector.h>
 
@@ -25,6 +26,9 @@ enum class Stage : uint8_t {
 };
 
 struct Call : Operation {
+  Call() = default;
+  explicit Call(Request&& what) : request(std::move(what)) {}
+
   Request request;
 
   // The rest is the engine's.
@@ -34,6 +38,8 @@ struct Call : Operation {
   bool exposed = false;              // others read this rank's memory directly
   bool reads_registered = false;     // this rank reads, or all write, memory that its owner could take back
   c10::SmallVector<int, 8> stagers;  // the ranks whose bytes go through staging slots
+  bool stages_past_caches = false;   // how this rank writes staging slots: see begin()
+  bool takes_past_caches = false;    // and what it takes
   size_t round_bytes = 0;            // of each piece, in one round
   uint64_t first_round = 0;          // in the group's count
   uint64_t rounds = 0;

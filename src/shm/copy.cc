@@ -28,12 +28,17 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 void stream_bytes(void* to, const void* from, size_t bytes) {
   constexpr size_t kLine = 64;
   constexpr size_t kWorthIt = 4096;
-  if (bytes < kWorthIt || reinterpret_cast<uintptr_t>(to) % kLine != 0) {
+  if (bytes < kWorthIt) {
     copy_bytes(to, from, bytes);
     return;
   }
   auto* target = static_cast<char*>(to);
   const auto* source = static_cast<const char*>(from);
+  const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+  std::memcpy(target, source, head);
+  target += head;
+  source += head;
+  bytes -= head;
   const size_t whole = bytes / kLine * kLine;
   for (size_t at = 0; at < whole; at += kLine) {
     for (size_t part = 0; part < kLine; part += sizeof(__m128i)) {

@@ -79,7 +79,7 @@ void Endpoint::connect() {
     const Lock lock(mutex_);
     const auto spin = base::env_int("LOCKSTEP_SPIN_US", 0, 1000000);
     spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
-    board_.emplace(rank_, std::move(segments), crowded ? kCrowdedChunkBytes : kChunkBytes);
+    board_.emplace(rank_, std::move(segments), crowded);
     mail_.emplace(*board_, *arena_);
     if (failure_) publish_failure();
     while (!waiting_messages_.empty()) {
@@ -204,9 +204,9 @@ bool Endpoint::arrive() {
     // A barrier says that all before it is done.
     if (call.request.kind == Kind::Barrier && (&call != first_ || !exposed_.empty())) return moved;
     // The slot must not be read by anybody any more.
-    while (call.number - all_finished_ >= kCallsInFlight) {
-      if (!board_->all_reached(&Control::finished, all_finished_ + 1)) return moved;
-      ++all_finished_;
+    if (call.number - all_finished_ >= kCallsInFlight) {
+      all_finished_ = board_->least(&Control::finished);
+      if (call.number - all_finished_ >= kCallsInFlight) return moved;
     }
     auto& slot = board_->call(rank_, call.number);
     slot.call.where = expose(*board_, call, slot);

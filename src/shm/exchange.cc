@@ -10,6 +10,11 @@ namespace lockstep::shm {
 
 namespace {
 
+// Too large for the cache of one core.
+constexpr size_t kLargeBytes = size_t{2} << 20;
+// Below, the words that ranks exchange in each round would cost more than working side by side gains.
+constexpr size_t kSmallestRound = size_t{32} << 10;
+
 // All-to-all's calls begin with the bytes that go to each rank.
 size_t table_bytes(const Board& board, Kind kind) {
   return kind == Kind::AllToAll ? board.world_size() * sizeof(uint64_t) : 0;
@@ -55,6 +60,28 @@ size_t staged_bytes(const Call& call, size_t piece_bytes, uint64_t round) {
   return std::min(call.round_bytes, piece_bytes - from);
 }
 
+void reduce_into(const Call& call, std::byte* target, c10::SmallVector<const void*, 8>& sources,
+                 size_t bytes) {
+  const auto& request = call.request;
+  const int world = static_cast<int>(sources.size());
+  const size_t element = c10::elementSize(request.dtype);
+  if (!call.takes_past_caches) {
+    void* const result = target;
+    request.kernel(&result, 1, sources.data(), world, bytes / element, world);
+    return;
+  }
+  // By way of a buffer that stays in the nearest cache: kernels know ordinary stores only.
+  alignas(64) std::byte buffer[8192];
+  void* const result = buffer;
+  for (size_t done = 0; done < bytes;) {
+    const size_t length = std::min(sizeof(buffer), bytes - done);
+    request.kernel(&result, 1, sources.data(), world, length / element, world);
+    stream_bytes(target + done, buffer, length);
+    for (auto& source : sources) source = static_cast<const std::byte*>(source) + length;
+    done += length;
+  }
+}
+
 // Reads the bytes [from, to) of every piece; `to` is cut to each piece's length.
 void take(const Board& board, const Call& call, size_t from, size_t to) {
   const auto& request = call.request;
@@ -65,8 +92,7 @@ void take(const Board& board, const Call& call, size_t from, size_t to) {
     if (from >= to) return;
     c10::SmallVector<const void*, 8> sources;
     for (int rank = 0; rank < world; ++rank) sources.push_back(source(board, call, rank, from));
-    void* const result = target.data + from;
-    request.kernel(&result, 1, sources.data(), world, (to - from) / c10::elementSize(request.dtype), world);
+    reduce_into(call, target.data + from, sources, to - from);
     return;
   }
   // Each rank begins with its neighbour, so that not all read the same memory at once.
@@ -75,7 +101,9 @@ void take(const Board& board, const Call& call, size_t from, size_t to) {
     if (!is_giver(request, giver)) continue;
     const auto& target = request.take[request.take.size() == 1 ? 0 : giver];
     const size_t end = std::min(to, target.bytes);
-    if (from < end) copy_bytes(target.data + from, source(board, call, giver, from), end - from);
+    if (from >= end) continue;
+    const auto copy = call.takes_past_caches ? stream_bytes : copy_bytes;
+    copy(target.data + from, source(board, call, giver, from), end - from);
   }
 }
 
@@ -102,7 +130,7 @@ void check_calls(const Board& board, const Call& call) {
   const auto& mine = board.call(board.rank(), call.number).call;
   for (int rank = 0; rank < board.world_size(); ++rank) {
     const auto& theirs = board.call(rank, call.number).call;
-    if (!same_call(mine, theirs)) throw Disagreement{rank, describe(mine), describe(theirs)};
+    if (!same_call(call.request, theirs)) throw Disagreement{rank, describe(mine), describe(theirs)};
     if (call.request.kind != Kind::AllToAll) continue;
     const auto given = lengths_of(board, call, rank)[board.rank()];
     const auto wanted = call.request.take[rank].bytes;
@@ -171,10 +199,21 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
   }
   call.exposed = board.call(board.rank(), call.number).call.where == Where::Registered &&
                  request.kind != Kind::AllReduce;
+  // What is taken over it was read before, so it is in the cache.
+  const bool in_place = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
+  size_t taken = 0;
+  for (const auto& piece : request.take) taken += piece.bytes;
+  call.takes_past_caches = !in_place && taken >= kLargeBytes;
   if (call.stagers.empty()) return;
   if (request.kind == Kind::AllReduce && board.world_size() > 2) call.way = Way::Parts;
-  call.round_bytes = personal ? board.chunk_bytes() / board.world_size() / 64 * 64 : board.chunk_bytes();
+  // A round for each of several slots, so that one rank can write while another reads.
+  const size_t share = largest_staged / 4 / 4096 * 4096;
+  const size_t room = personal ? board.chunk_bytes() / board.world_size() / 64 * 64 : board.chunk_bytes();
+  call.round_bytes = std::min(std::max(share, kSmallestRound), room);
   call.rounds = (largest_staged + call.round_bytes - 1) / call.round_bytes;
+  // In a long run of rounds a slot comes back from the reader's cache while the core does something else; a
+  // core that does all of it in turn, or a short run, had to wait for that.
+  call.stages_past_caches = board.is_crowded() || call.rounds <= 2 * kStagingSlots;
   call.first_round = next_round;
   next_round += call.rounds;
 }
@@ -185,10 +224,12 @@ bool stage_next(Board& board, Call& call) {
   if (round >= kStagingSlots && !board.all_reached(&Control::pulled, round - kStagingSlots + 1)) return false;
   auto* slot = board.staging(board.rank(), round);
   const size_t from = call.staged * call.round_bytes;
-  for (const auto& piece : call.request.give) {
-    const size_t bytes = staged_bytes(call, piece.bytes, call.staged);
-    stream_bytes(slot, piece.data + from, bytes);
-    slot += call.round_bytes;
+  const auto copy = call.stages_past_caches ? stream_bytes : copy_bytes;
+  const auto& pieces = call.request.give;
+  for (size_t i = 0; i < pieces.size(); ++i, slot += call.round_bytes) {
+    // What a rank gives to itself nobody else reads.
+    if (pieces.size() > 1 && static_cast<int>(i) == board.rank()) continue;
+    copy(slot, pieces[i].data + from, staged_bytes(call, pieces[i].bytes, call.staged));
   }
   ++call.staged;
   board.raise(&Control::staged, round + 1, call.stagers);

@@ -11,6 +11,9 @@ namespace lockstep::shm {
 namespace {
 
 constexpr size_t kLetterBytes = 64;
+// Smaller blocks keep their pages in the arena; larger ones are too much to keep.
+constexpr size_t kSmallestKept = size_t{1} << 20;
+constexpr size_t kLargestKept = size_t{64} << 20;
 
 }  // namespace
 
@@ -20,6 +23,27 @@ std::string Message::describe() const {
   if (outgoing) return fmt::format("send of {} {} to rank {}, tag {}", count, type, peer, tag);
   if (peer == kAnyRank) return fmt::format("recv of {} {} from any rank, tag {}", count, type, tag);
   return fmt::format("recv of {} {} from rank {}, tag {}", count, type, peer, tag);
+}
+
+Arena::Block Mail::paper(size_t bytes) {
+  if (bytes < kSmallestKept || bytes > kLargestKept) return arena_.allocate(bytes);
+  if (spare_ && spare_->bytes < bytes) {
+    arena_.free(spare_->offset);
+    spare_.reset();
+  }
+  const auto block = spare_ ? *spare_ : arena_.allocate(bytes);
+  spare_.reset();
+  large_.emplace(block.offset, block);
+  return block;
+}
+
+void Mail::discard(uint64_t offset) {
+  const auto large = large_.extract(offset);
+  if (large.empty() || spare_) {
+    arena_.free(offset);
+  } else {
+    spare_ = large.mapped();
+  }
 }
 
 LetterWords& Mail::letter(int rank, uint64_t offset) const {
@@ -33,7 +57,7 @@ void Mail::add(Message& message) {
     return;
   }
   const auto registered = board_.segment(board_.rank()).offset_of(message.piece.data, message.piece.bytes);
-  const auto block = arena_.allocate(kLetterBytes + (registered ? 0 : message.piece.bytes));
+  const auto block = paper(kLetterBytes + (registered ? 0 : message.piece.bytes));
   new (block.data) LetterWords{Letter::Posted};
   message.letter = block.offset;
   message.payload = registered ? *registered : block.offset + kLetterBytes;
@@ -119,7 +143,7 @@ bool Mail::step(std::vector<Operation*>& complete) {
       ++it;
       continue;
     }
-    arena_.free(message->letter);
+    discard(message->letter);
     complete.push_back(message);
     --open_;
     it = sending_.erase(it);

@@ -11,7 +11,9 @@
 
 #include <deque>
 #include <list>
+#include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -59,6 +61,11 @@ class Mail {
     std::list<Note> notes;          // from this rank, when nobody has asked for them
   };
 
+  // Memory for a message of this rank's. The last large block is kept for the next one: fresh pages cost more
+  // than the copy.
+  Arena::Block paper(size_t bytes);
+  void discard(uint64_t block);
+
   LetterWords& letter(int rank, uint64_t offset) const;
   bool post(int to);
   bool collect(int from);
@@ -68,6 +75,8 @@ class Mail {
   Board& board_;
   Arena& arena_;
   std::vector<Box> boxes_;
+  std::unordered_map<uint64_t, Arena::Block> large_;  // in use, by offset
+  std::optional<Arena::Block> spare_;
   size_t open_ = 0;                // messages under way
   std::list<Message*> sending_;    // posted
   std::list<Message*> receiving_;  // in the order of the calls

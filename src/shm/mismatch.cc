@@ -4,8 +4,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "shm/request.h"
-
 namespace lockstep::shm {
 
 namespace {
@@ -29,9 +27,10 @@ std::string describe(const CallWords& call) {
   return text;
 }
 
-bool same_call(const CallWords& a, const CallWords& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.combine == b.combine && a.root == b.root &&
-         a.count == b.count;
+bool same_call(const Request& mine, const CallWords& theirs) {
+  return theirs.kind == static_cast<uint8_t>(mine.kind) && theirs.dtype == static_cast<uint8_t>(mine.dtype) &&
+         theirs.combine == static_cast<uint8_t>(mine.combine) && theirs.root == mine.root &&
+         theirs.count == mine.count;
 }
 
 }  // namespace lockstep::shm

@@ -4,13 +4,14 @@
 #include <string>
 
 #include "shm/layout.h"
+#include "shm/request.h"
 
 namespace lockstep::shm {
 
 // "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float from rank 0".
 std::string describe(const CallWords& call);
 
-bool same_call(const CallWords& a, const CallWords& b);
+bool same_call(const Request& mine, const CallWords& theirs);
 
 // Thrown by the engine; the endpoint, which knows the ranks' names, makes a MismatchError of it.
 struct Disagreement {

@@ -24,9 +24,8 @@ at::Tensor Backend::empty(at::IntArrayRef sizes, const at::TensorOptions& option
       at::TensorOptions().dtype(dtype).requires_grad(options.requires_grad()));
 }
 
-void Backend::run(Request request) {
-  Call call;
-  call.request = std::move(request);
+void Backend::run(Request&& request) {
+  Call call(std::move(request));
   endpoint_->run(call);
 }
 
