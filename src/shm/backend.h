@@ -53,8 +53,6 @@ class Backend : public c10d_backend, public comm::Native {
   void barrier_now() override;
 
  private:
-  void run(Request&& request);
-
   const std::shared_ptr<Endpoint> endpoint_;
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include <c10/util/SmallVector.h>
 
@@ -27,7 +26,10 @@ enum class Stage : uint8_t {
 
 struct Call : Operation {
   Call() = default;
-  explicit Call(Request&& what) : request(std::move(what)) {}
+  // `make` returns the request, which is made in its place: moving one costs as much as a small call's way
+  // through the engine.
+  template <class Make>
+  explicit Call(Make&& make) : request(make()) {}
 
   Request request;
 

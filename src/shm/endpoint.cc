@@ -110,7 +110,9 @@ void Endpoint::refuse_if_poisoned() const {
 }
 
 void Endpoint::enqueue(Call& call) {
-  call.number = next_number_.fetch_add(1, std::memory_order_relaxed);
+  // Written under the lock only, so there is no need for an atomic addition.
+  call.number = next_number_.load(std::memory_order_relaxed);
+  next_number_.store(call.number + 1, std::memory_order_relaxed);
   call.next = nullptr;
   (last_ != nullptr ? last_->next : first_) = &call;
   last_ = &call;

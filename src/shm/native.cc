@@ -24,21 +24,29 @@ at::Tensor Backend::empty(at::IntArrayRef sizes, const at::TensorOptions& option
       at::TensorOptions().dtype(dtype).requires_grad(options.requires_grad()));
 }
 
-void Backend::run(Request&& request) {
-  Call call(std::move(request));
+void Backend::all_reduce_now(const at::Tensor& tensor, ReduceOp op) {
+  Call call([&] { return all_reduce_of(tensor, combine_of(op)); });
   endpoint_->run(call);
 }
 
-void Backend::all_reduce_now(const at::Tensor& tensor, ReduceOp op) {
-  run(all_reduce_of(tensor, combine_of(op)));
+void Backend::broadcast_now(const at::Tensor& tensor, int root) {
+  Call call([&] { return broadcast_of(tensor, root, rank_); });
+  endpoint_->run(call);
 }
-void Backend::broadcast_now(const at::Tensor& tensor, int root) { run(broadcast_of(tensor, root, rank_)); }
+
 void Backend::all_gather_now(const at::Tensor& output, const at::Tensor& input) {
-  run(all_gather_of({output}, input, size_));
+  Call call([&] { return all_gather_of({output}, input, size_); });
+  endpoint_->run(call);
 }
+
 void Backend::reduce_scatter_now(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  run(reduce_scatter_of(output, {input}, combine_of(op), size_));
+  Call call([&] { return reduce_scatter_of(output, {input}, combine_of(op), size_); });
+  endpoint_->run(call);
 }
-void Backend::barrier_now() { run({}); }
+
+void Backend::barrier_now() {
+  Call call;
+  endpoint_->run(call);
+}
 
 }  // namespace lockstep::shm

@@ -98,15 +98,15 @@ void set_reduction(Request& request, Combine combine) {
 Request all_reduce_of(const at::Tensor& tensor, Combine combine) {
   auto request = request_of(Kind::AllReduce, tensor, tensor.numel());
   set_reduction(request, combine);
-  request.give = {piece_of(tensor)};
-  request.take = {piece_of(tensor)};
+  request.give.push_back(piece_of(tensor));
+  request.take.push_back(piece_of(tensor));
   return request;
 }
 
 Request broadcast_of(const at::Tensor& tensor, int root, int rank) {
   auto request = request_of(Kind::Broadcast, tensor, tensor.numel());
   request.root = root;
-  (rank == root ? request.give : request.take) = {piece_of(tensor)};
+  (rank == root ? request.give : request.take).push_back(piece_of(tensor));
   return request;
 }
 
@@ -114,14 +114,14 @@ Request reduce_of(const at::Tensor& tensor, Combine combine, int root, int rank)
   auto request = request_of(Kind::Reduce, tensor, tensor.numel());
   set_reduction(request, combine);
   request.root = root;
-  request.give = {piece_of(tensor)};
-  if (rank == root) request.take = {piece_of(tensor)};
+  request.give.push_back(piece_of(tensor));
+  if (rank == root) request.take.push_back(piece_of(tensor));
   return request;
 }
 
 Request all_gather_of(const Tensors& outputs, const at::Tensor& input, int world_size) {
   auto request = request_of(Kind::AllGather, input, input.numel());
-  request.give = {piece_of(input)};
+  request.give.push_back(piece_of(input));
   request.take = outputs.size() == 1 ? slices_of(outputs[0], world_size) : pieces_of(outputs);
   return request;
 }
@@ -129,7 +129,7 @@ Request all_gather_of(const Tensors& outputs, const at::Tensor& input, int world
 Request gather_of(const Tensors& outputs, const at::Tensor& input, int root) {
   auto request = request_of(Kind::Gather, input, input.numel());
   request.root = root;
-  request.give = {piece_of(input)};
+  request.give.push_back(piece_of(input));
   request.take = pieces_of(outputs);
   return request;
 }
@@ -139,7 +139,7 @@ Request scatter_of(const at::Tensor& output, const Tensors& inputs, int root) {
   request.root = root;
   request.give = pieces_of(inputs);
   request.give_is_contiguous = false;
-  request.take = {piece_of(output)};
+  request.take.push_back(piece_of(output));
   return request;
 }
 
@@ -148,7 +148,7 @@ Request reduce_scatter_of(const at::Tensor& output, const Tensors& inputs, Combi
   set_reduction(request, combine);
   request.give = inputs.size() == 1 ? slices_of(inputs[0], world_size) : pieces_of(inputs);
   request.give_is_contiguous = inputs.size() == 1;
-  request.take = {piece_of(output)};
+  request.take.push_back(piece_of(output));
   return request;
 }
 
