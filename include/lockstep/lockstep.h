@@ -4,7 +4,12 @@
 #include <torch/torch.h>
 
 #include <lockstep/c10d.h>
+#include <lockstep/comm_hook.h>
+#include <lockstep/ddp.h>
+#include <lockstep/ddp_stats.h>
 #include <lockstep/error.h>
 #include <lockstep/process_group.h>
 #include <lockstep/spawn.h>
+#include <lockstep/sync_batch_norm.h>
+#include <lockstep/tensors_in.h>
 #include <lockstep/work.h>

@@ -23,6 +23,9 @@ using namespace std::chrono_literals;
 
 std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
 
+// Why a rank has ended the group: kind, line break, text.
+std::string failure_key(int rank) { return fmt::format("failed/{}", rank); }
+
 std::string text_of(const Call& call) { return fmt::format("#{} {}", call.number, call.what); }
 
 // c10d's exceptions carry a C++ stack trace behind their first lines; nobody who reads the error wants it.
@@ -37,19 +40,19 @@ bool mentions(const std::string& message, std::initializer_list<const char*> wor
                      [&](const char* word) { return message.find(word) != std::string::npos; });
 }
 
-// What each rank said last of where it waits; nothing when the store does not answer. The process that hosts
+// What each rank has left under its key; nothing when the store does not answer. The process that hosts
 // the store may be the one that hangs, and a request to it cannot be given up; so the asking is left to a
 // thread that nobody waits for.
 using Words = std::optional<std::map<int, std::string>>;
-Words last_words(const ProcessGroup::Impl& group) {
+Words ask_store(const ProcessGroup::Impl& group, std::string (*key)(int rank)) {
   auto promise = std::make_shared<std::promise<Words>>();
   auto answer = promise->get_future();
-  std::thread([promise, store = group.store, world_size = group.world_size] {
+  std::thread([promise, key, store = group.store, world_size = group.world_size] {
     Words words(std::in_place);
     try {
       for (int rank = 0; rank < world_size; ++rank) {
-        if (!store->check({waiting_key(rank)})) continue;
-        const auto value = store->get(waiting_key(rank));
+        if (!store->check({key(rank)})) continue;
+        const auto value = store->get(key(rank));
         words->emplace(rank, std::string(value.begin(), value.end()));
       }
     } catch (const std::exception& error) {
@@ -73,7 +76,7 @@ std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& 
 
 // "; rank 1 (…) was waiting in #7 barrier": where the others are, as far as they have said.
 std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
-  const auto words = last_words(group);
+  const auto words = ask_store(group, waiting_key);
   if (!words) return "; where the others are is not known, since the store on rank 0 does not answer";
   std::vector<int> absent;
   std::string elsewhere;
@@ -106,6 +109,25 @@ void refuse_if_poisoned(ProcessGroup::Impl& group) {
   if (group.poison) base::throw_kind(group.poison->first, group.poison->second);
 }
 
+void poison(ProcessGroup::Impl& group, const Error& why) {
+  const std::string kind(why.kind());
+  remember(group, kind, why.what());
+  if (group.native != nullptr) {
+    group.native->fail(kind, why.what());
+    return;
+  }
+  if (!group.c10d || group.world_size == 1) return;
+  const auto words = kind + '\n' + why.what();
+  try {
+    group.store->set(failure_key(group.rank), std::vector<uint8_t>(words.begin(), words.end()));
+  } catch (const std::exception& error) {
+    base::log_debug("cannot leave word of an error: {}", error.what());
+  }
+  // Closes this rank's connections, which is all that wakes the others. That waits for calls under way, so it
+  // is left to a thread.
+  std::thread([c10d = std::exchange(group.c10d, {})]() mutable { c10d.reset(); }).detach();
+}
+
 void report_waiting(ProcessGroup::Impl& group, const Call& call) {
   try {
     const std::string text = text_of(call);
@@ -135,6 +157,16 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
                                             group.world_size, group.ranks.at(group.rank).host, group.name,
                                             call.number, group.backend)};
   std::string kind = "Error";
+  if (const auto failed = ask_store(group, failure_key); failed && !failed->empty()) {
+    const auto& [rank, words] = *failed->begin();
+    const auto end_of_kind = words.find('\n');
+    kind = words.substr(0, end_of_kind);
+    text.what = fmt::format("{} failed", group.ranks.at(rank).describe());
+    text.evidence = fmt::format("it said: {}", words.substr(end_of_kind + 1));
+    const std::string said = base::compose(text);
+    remember(group, kind, said);
+    base::throw_kind(kind, said);
+  }
   const auto gone = group.watch ? group.watch->gone() : std::vector<int>{};
   if (!gone.empty()) {
     kind = "PeerLostError";

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include <lockstep/error.h>
+
 #include "comm/group.h"
 
 namespace lockstep::comm {
@@ -20,6 +22,9 @@ void refuse_if_poisoned(ProcessGroup::Impl& group);
 // Leaves a word in the store that this rank has been waiting in `call` for a while, so that the others can
 // tell who is where if it ends in a timeout. Does not block.
 void report_waiting(ProcessGroup::Impl& group, const Call& call);
+
+// Ends the group with this error: here, and on the other ranks as soon as they can know.
+void poison(ProcessGroup::Impl& group, const Error& why);
 
 // Must be called while an exception of the backend is being handled. Finds out what can be known, poisons the
 // group, tells the agent, and throws one of lockstep's errors.

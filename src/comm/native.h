@@ -16,6 +16,8 @@ class Native : public BucketMemory {
   virtual void all_gather_now(const at::Tensor& output, const at::Tensor& input) = 0;
   virtual void reduce_scatter_now(const at::Tensor& output, const at::Tensor& input, ReduceOp op) = 0;
   virtual void barrier_now() = 0;
+  // Ends the group on all ranks with this error.
+  virtual void fail(const std::string& kind, const std::string& text) = 0;
 };
 
 }  // namespace lockstep::comm

@@ -5,6 +5,7 @@
 
 #include "comm/blocking.h"
 #include "comm/collectives.h"
+#include "comm/failure.h"
 #include "comm/group.h"
 #include "groups/make_group.h"
 
@@ -88,6 +89,8 @@ void ProcessGroup::recv(at::Tensor& tensor, int from, int tag) { recv_async(tens
 void ProcessGroup::barrier() {
   if (!comm::barrier_now(*impl_)) barrier_async().wait();
 }
+
+void ProcessGroup::poison(const Error& why) { comm::poison(*impl_, why); }
 
 at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::TensorOptions options) {
   return impl_->native != nullptr ? impl_->native->empty(sizes, options) : at::empty(sizes, options);

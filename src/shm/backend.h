@@ -51,6 +51,7 @@ class Backend : public c10d_backend, public comm::Native {
   void all_gather_now(const at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter_now(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override;
   void barrier_now() override;
+  void fail(const std::string& kind, const std::string& text) override { endpoint_->poison(kind, text); }
 
  private:
   const std::shared_ptr<Endpoint> endpoint_;

@@ -159,6 +159,12 @@ void Endpoint::abandon(Operation& operation) {
   ring(bell_);
 }
 
+void Endpoint::poison(const std::string& kind, const std::string& text) {
+  Lock lock(mutex_);
+  fail(kind, text);
+  notify(lock);
+}
+
 void Endpoint::retire() {
   const Lock lock(mutex_);
   retired_ = true;

@@ -61,6 +61,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Has conclude() called by the endpoint's own thread.
   void defer(Completion& completion);
 
+  // Ends the group with this error, on all ranks.
+  void poison(const std::string& kind, const std::string& text);
+
   // Nobody will start anything any more. What is under way goes on.
   void retire();
 

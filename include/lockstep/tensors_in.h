@@ -1,0 +1,77 @@
+// Finds the tensors in what a module's forward returns: tensors, optionals, pairs and tuples, ranges (vectors,
+// arrays, maps: their values), and any nesting of these.
+//
+// For a type of your own, write in its namespace
+//
+//   template <class Visit>
+//   void visit_tensors(const Output& output, Visit&& visit) { visit(output.logits); visit(output.hidden); }
+//
+// where visit takes anything that tensors can be found in. Types that are not known hold no tensors.
+#pragma once
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/Optional.h>
+
+namespace lockstep {
+
+namespace detail {
+
+template <class T>
+concept HasOwnVisit = requires(const T& value, void (*visit)(const at::Tensor&)) {
+  visit_tensors(value, visit);  // by argument-dependent lookup
+};
+template <class T>
+concept TupleLike = requires { std::tuple_size<T>::value; };
+template <class T>
+concept OptionalLike = requires(const T& value) {
+  { value.has_value() } -> std::convertible_to<bool>;
+  *value;
+};
+template <class T>
+concept RangeLike = requires(const T& value) {
+  value.begin();
+  value.end();
+};
+
+// Gradients flow into tensors only; strings and numbers are not worth a walk.
+template <class T>
+void find_tensors(const T& value, std::vector<at::Tensor>& found) {
+  const auto visit = [&found](const auto& part) { find_tensors(part, found); };
+  if constexpr (HasOwnVisit<T>) {
+    visit_tensors(value, visit);
+  } else if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    found.push_back(value);
+  } else if constexpr (std::is_same_v<T, c10::IValue>) {
+    c10::IValue::HashAliasedIValues parts;
+    value.getSubValues(parts);
+    for (const auto& part : parts) {
+      if (part.isTensor()) found.push_back(part.toTensor());
+    }
+  } else if constexpr (OptionalLike<T>) {
+    if (value.has_value()) visit(*value);
+  } else if constexpr (TupleLike<T> && !RangeLike<T>) {
+    std::apply([&](const auto&... parts) { (visit(parts), ...); }, value);
+  } else if constexpr (RangeLike<T>) {
+    if constexpr (!std::is_arithmetic_v<std::remove_cvref_t<decltype(*value.begin())>>) {
+      for (const auto& part : value) visit(part);
+    }
+  }
+}
+
+}  // namespace detail
+
+template <class T>
+std::vector<at::Tensor> tensors_in(const T& value) {
+  std::vector<at::Tensor> found;
+  detail::find_tensors(value, found);
+  return found;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/comm_hook.h>
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+
+namespace lockstep {
+
+CommResult::CommResult(c10::intrusive_ptr<c10::ivalue::Future> future)
+    : finish_([future = std::move(future)]() -> at::Tensor {
+        future->waitAndThrow();
+        const auto& value = future->constValue();
+        if (value.isTensor()) return value.toTensor();
+        if (value.isTensorList() && value.toTensorVector().size() == 1) return value.toTensorVector().front();
+        throw UsageError(base::compose(
+            {.what = "the communication hook's future holds no tensor",
+             .evidence = fmt::format("it holds a {}", value.tagKind()),
+             .hint = "a future of one tensor, or of a list with one tensor in it, is what a hook answers"}));
+      }) {}
+
+namespace hooks {
+
+namespace {
+
+// Divided first: a sum of many large gradients may be out of a small type's range.
+CommHook compress(at::ScalarType dtype) {
+  return [dtype](GradBucket& bucket, ProcessGroup& group) -> CommResult {
+    auto small = group.empty({bucket.buffer.numel()}, bucket.buffer.options().dtype(dtype));
+    small.copy_(bucket.buffer / bucket.participants);
+    auto work = group.all_reduce_async(small);
+    return [small, work]() mutable {
+      work.wait();
+      return small;
+    };
+  };
+}
+
+}  // namespace
+
+CommHook fp16_compress() { return compress(at::kHalf); }
+CommHook bf16_compress() { return compress(at::kBFloat16); }
+
+CommHook local_sgd(int64_t start_step) {
+  return [start_step, step = int64_t{0}](GradBucket& bucket, ProcessGroup& group) mutable -> CommResult {
+    const bool local = step >= start_step;
+    if (bucket.is_last) ++step;
+    if (local) return bucket.buffer;
+    auto work = group.all_reduce_async(bucket.buffer);
+    return [buffer = bucket.buffer, participants = bucket.participants, work]() mutable {
+      work.wait();
+      return buffer.div_(participants);
+    };
+  };
+}
+
+}  // namespace hooks
+
+}  // namespace lockstep

@@ -1,0 +1,76 @@
+#include <exception>
+
+#include <ATen/ATen.h>
+
+#include "ddp/ddp.h"
+#include "ddp/replicas.h"
+#include "ddp/sync_batch_norm.h"
+
+namespace lockstep {
+
+namespace {
+
+void restore_batch_norms(const detail::ModelView& model) {
+  for (const auto& batch_norms : ddp::sync_groups_in(model)) batch_norms->restore();
+}
+
+}  // namespace
+
+reducer::Turn DdpBase::Impl::announce(bool takes_part) {
+  auto there = at::zeros({group->world_size()}, at::kByte);
+  there.data_ptr<uint8_t>()[group->rank()] = takes_part ? 1 : 0;
+  group->all_reduce(there, ReduceOp::Max);
+  reducer::Turn who{.participants = 0, .leader = 0};
+  for (int rank = group->world_size() - 1; rank >= 0; --rank) {
+    if (there.data_ptr<uint8_t>()[rank] == 0) continue;
+    ++who.participants;
+    who.leader = rank;
+  }
+  if (who.participants == 0) return who;
+  // Nobody comes back, so a smaller number is how the others learn of any change.
+  if (who.participants < (last_turn ? last_turn->participants : group->world_size())) {
+    for (const auto& batch_norms : ddp::sync_groups_in(model)) batch_norms->regroup(takes_part);
+  }
+  last_turn = who;
+  return who;
+}
+
+Join::Join(DdpBase& ddp) : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
+  auto& impl = ddp_.impl();
+  if (impl.joining) throw UsageError("a Join is under way for this module already; they do not nest");
+  impl.joining = impl.reducer != nullptr;
+  impl.last_turn.reset();
+}
+
+void Join::finish() {
+  if (finished_) return;
+  finished_ = true;
+  auto& impl = ddp_.impl();
+  if (!impl.joining) return;
+  impl.joining = false;
+  for (;;) {
+    const auto turn = impl.announce(false);
+    if (turn.participants == 0) break;
+    impl.sync_buffers(turn);
+    impl.reducer->shadow(turn);
+  }
+  impl.turn = {.participants = impl.group->world_size(), .leader = 0};
+  restore_batch_norms(impl.model);
+  // Those who finished early have missed the last steps.
+  if (!impl.last_turn) return;
+  auto model = impl.model.parameters;
+  for (auto& buffer : impl.buffers()) model.push_back(std::move(buffer));
+  ddp::broadcast_all(*impl.group, model, impl.last_turn->leader);
+}
+
+Join::~Join() noexcept(false) {
+  // A rank on its way out with an exception takes no part any more; the others will see it go.
+  if (std::uncaught_exceptions() == exceptions_) {
+    finish();
+  } else {
+    ddp_.impl().joining = false;
+    restore_batch_norms(ddp_.impl().model);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,122 @@
+#include "ddp/model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "ddp/digest.h"
+
+namespace lockstep {
+
+detail::ModelView detail::view_of(const std::shared_ptr<torch::nn::Module>& module) {
+  if (!module) throw UsageError("DistributedDataParallel was given no module (a null pointer or an empty holder)");
+  ModelView view;
+  for (const auto& parameter : module->named_parameters()) {
+    view.parameters.emplace_back(parameter.key(), parameter.value());
+  }
+  view.buffers = [module] {
+    NamedTensors buffers;
+    for (const auto& buffer : module->named_buffers()) buffers.emplace_back(buffer.key(), buffer.value());
+    return buffers;
+  };
+  view.is_training = [module] { return module->is_training(); };
+  const auto weight_of = [](const std::string& name) { return name.empty() ? "weight" : name + ".weight"; };
+  for (const auto& child : module->named_modules("", true)) {
+    const auto* embedding = child.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* bag = child.value()->as<torch::nn::EmbeddingBagImpl>();
+    if ((embedding != nullptr && embedding->options.sparse()) || (bag != nullptr && bag->options.sparse())) {
+      view.sparse.push_back(weight_of(child.key()));
+    }
+  }
+  return view;
+}
+
+namespace ddp {
+
+namespace {
+
+std::string describe(const std::string& what, const std::string& name, const at::Tensor& tensor) {
+  return fmt::format("{} '{}': {} [{}], strides [{}], {}{}", what, name, c10::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "), tensor.device().str(),
+                     tensor.requires_grad() ? ", requires a gradient" : "");
+}
+
+// Of every rank.
+std::vector<std::vector<std::string>> gather_lines(ProcessGroup& group, const std::string& text,
+                                                   const std::vector<int64_t>& lengths) {
+  const auto longest = *std::max_element(lengths.begin(), lengths.end());
+  auto bytes = at::zeros({longest}, at::kByte);
+  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  std::vector<std::vector<std::string>> all;
+  const auto gathered = group.all_gather(bytes);
+  for (size_t rank = 0; rank < gathered.size(); ++rank) {
+    const std::string theirs(static_cast<const char*>(gathered[rank].data_ptr()), lengths[rank]);
+    auto& lines = all.emplace_back();
+    for (size_t begin = 0; begin < theirs.size();) {
+      const auto end = theirs.find('\n', begin);
+      lines.push_back(theirs.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> describe_model(const NamedTensors& parameters, const NamedTensors& buffers,
+                                        const DdpOptions& options) {
+  std::vector<std::string> lines;
+  for (const auto& [name, tensor] : parameters) lines.push_back(describe("parameter", name, tensor));
+  for (const auto& [name, tensor] : buffers) {
+    lines.push_back(tensor.defined() ? describe("buffer", name, tensor)
+                                     : fmt::format("buffer '{}': undefined", name));
+  }
+  lines.push_back(fmt::format(
+      "options: bucket_cap_mb {}, first_bucket_mb {}, broadcast_buffers {}, find_unused_parameters {}, "
+      "static_graph {}, verify_every {}",
+      options.bucket_cap_mb, options.first_bucket_mb, options.broadcast_buffers, options.find_unused_parameters,
+      options.static_graph, options.verify_every));
+  return lines;
+}
+
+void check_same_model(ProcessGroup& group, const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) text += line + '\n';
+  auto mine = at::empty({2}, at::kLong);
+  mine.data_ptr<int64_t>()[0] = digest(text.data(), text.size());
+  mine.data_ptr<int64_t>()[1] = static_cast<int64_t>(text.size());
+  const auto digests = group.all_gather(mine);
+  std::vector<int64_t> lengths;
+  bool same = true;
+  for (const auto& theirs : digests) {
+    same = same && theirs.equal(digests.front());
+    lengths.push_back(theirs.data_ptr<int64_t>()[1]);
+  }
+  if (same) return;
+
+  const auto all = gather_lines(group, text, lengths);
+  const auto& first = all.front();
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const auto& theirs = all[rank];
+    if (theirs == first) continue;
+    const auto [here, there] = std::mismatch(first.begin(), first.end(), theirs.begin(), theirs.end());
+    throw MismatchError(base::compose(
+        {.what = "the ranks do not hold the same model",
+         .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
+         .evidence = fmt::format("rank 0 has {}; rank {} has {}", here == first.end() ? "nothing more" : *here,
+                                 rank, there == theirs.end() ? "nothing more" : *there),
+         .hint = "build the model from the same options on all ranks, and give DistributedDataParallel the "
+                 "same ones"}));
+  }
+}
+
+}  // namespace ddp
+
+}  // namespace lockstep

@@ -1,0 +1,185 @@
+// PowerSGD: a gradient M (n × m) travels as P (n × r) and Q (m × r), so that M is about P Qᵀ.
+//
+// One step of subspace iteration: P = M Q, averaged over the ranks and made orthonormal; Q = Mᵀ P, averaged.
+// All ranks compute the same from the same averages, so that their results are the same bit for bit.
+#include <map>
+#include <memory>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <lockstep/comm_hook.h>
+#include <lockstep/error.h>
+
+namespace lockstep::hooks {
+
+namespace {
+
+struct Matrix {
+  size_t index;  // in the bucket
+  int64_t rows, columns, rank;
+};
+
+// What is kept of a bucket from step to step.
+struct Memory {
+  at::Tensor lost;             // by compression: error feedback
+  std::vector<at::Tensor> qs;  // warm start
+};
+
+// Column by column (Gram and Schmidt, modified). A column that depends on the others becomes zero.
+void orthonormalize(at::Tensor& matrix) {
+  for (int64_t column = 0; column < matrix.size(1); ++column) {
+    auto current = matrix.select(1, column);
+    for (int64_t before = 0; before < column; ++before) {
+      const auto other = matrix.select(1, before);
+      current.sub_(other * other.dot(current));
+    }
+    current.div_(current.norm() + 1e-8);
+  }
+}
+
+class PowerSgd {
+ public:
+  explicit PowerSgd(PowerSgdOptions options) : options_(options) {
+    if (options_.rank < 1) throw UsageError("PowerSGD needs a rank of at least 1");
+  }
+
+  CommResult operator()(GradBucket& bucket, ProcessGroup& group) {
+    const bool plain = step_ < options_.start_step;
+    if (bucket.is_last) ++step_;
+    if (plain) return average(bucket.buffer, bucket.participants, group);
+    return compress(bucket, group);
+  }
+
+ private:
+  static CommResult average(at::Tensor tensor, int participants, ProcessGroup& group) {
+    auto work = group.all_reduce_async(tensor);
+    return [tensor, participants, work]() mutable {
+      work.wait();
+      return tensor.div_(participants);
+    };
+  }
+
+  std::vector<Matrix> matrices_of(const GradBucket& bucket) const {
+    std::vector<Matrix> matrices;
+    for (size_t index = 0; index < bucket.gradients.size(); ++index) {
+      const auto& gradient = bucket.gradients[index];
+      if (gradient.dim() < 2 || gradient.numel() == 0) continue;
+      const int64_t rows = gradient.size(0);
+      const int64_t columns = gradient.numel() / rows;
+      const int64_t rank = std::min({static_cast<int64_t>(options_.rank), rows, columns});
+      if (static_cast<double>((rows + columns) * rank) * options_.min_compression >
+          static_cast<double>(gradient.numel())) {
+        continue;
+      }
+      matrices.push_back({index, rows, columns, rank});
+    }
+    return matrices;
+  }
+
+  std::vector<at::Tensor> first_qs(const std::vector<Matrix>& matrices, size_t bucket,
+                                   const at::TensorOptions& like) const {
+    // The same on all ranks, another one for each bucket and, without warm start, each step.
+    auto generator = at::detail::createCPUGenerator(options_.seed + 7919 * bucket + 104729 * step_);
+    std::vector<at::Tensor> qs;
+    for (const auto& matrix : matrices) {
+      auto q = at::randn({matrix.columns, matrix.rank}, generator, like);
+      orthonormalize(q);
+      qs.push_back(q);
+    }
+    return qs;
+  }
+
+  // One tensor with room for all, and its parts.
+  static at::Tensor in_one(const std::vector<at::Tensor>& parts) {
+    std::vector<at::Tensor> flat;
+    for (const auto& part : parts) flat.push_back(part.reshape({-1}));
+    return at::cat(flat);
+  }
+  static void from_one(const at::Tensor& one, std::vector<at::Tensor>& parts) {
+    int64_t offset = 0;
+    for (auto& part : parts) {
+      part.copy_(one.narrow(0, offset, part.numel()).view(part.sizes()));
+      offset += part.numel();
+    }
+  }
+
+  CommResult compress(GradBucket& bucket, ProcessGroup& group) {
+    const auto matrices = matrices_of(bucket);
+    if (matrices.empty()) return average(bucket.buffer, bucket.participants, group);
+    auto& memory = memories_[bucket.index];
+    if (options_.error_feedback) {
+      if (memory.lost.defined()) bucket.buffer.add_(memory.lost);
+      memory.lost = bucket.buffer.clone();
+    }
+    if (memory.qs.empty() || !options_.warm_start) {
+      memory.qs = first_qs(matrices, bucket.index, bucket.buffer.options());
+    }
+
+    // What is not compressed travels meanwhile.
+    auto rest = std::make_shared<std::vector<at::Tensor>>();
+    for (size_t index = 0, next = 0; index < bucket.gradients.size(); ++index) {
+      if (next < matrices.size() && matrices[next].index == index) {
+        ++next;
+      } else {
+        rest->push_back(bucket.gradients[index]);
+      }
+    }
+    at::Tensor rest_in_one;
+    Work rest_work;
+    if (!rest->empty()) {
+      rest_in_one = in_one(*rest);
+      rest_work = group.all_reduce_async(rest_in_one);
+    }
+
+    std::vector<at::Tensor> ms, ps;
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      ms.push_back(bucket.gradients[matrices[i].index].reshape({matrices[i].rows, matrices[i].columns}));
+      ps.push_back(ms[i].mm(memory.qs[i]));
+    }
+    auto all_p = in_one(ps);
+    group.all_reduce(all_p);
+    from_one(all_p.div_(bucket.participants), ps);
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      orthonormalize(ps[i]);
+      memory.qs[i] = ms[i].t().mm(ps[i]);
+    }
+    auto all_q = in_one(memory.qs);
+    auto work = group.all_reduce_async(all_q);
+
+    return [this, bucket, matrices, ps, all_q, work, rest, rest_in_one, rest_work]() mutable {
+      auto& kept = memories_[bucket.index];
+      work.wait();
+      from_one(all_q.div_(bucket.participants), kept.qs);
+      for (size_t i = 0; i < matrices.size(); ++i) {
+        auto& gradient = bucket.gradients[matrices[i].index];
+        gradient.copy_(ps[i].mm(kept.qs[i].t()).view(gradient.sizes()));
+      }
+      rest_work.wait();
+      if (!rest->empty()) from_one(rest_in_one.div_(bucket.participants), *rest);
+      // Nothing is lost of what was not compressed: the average is exact.
+      if (kept.lost.defined()) {
+        kept.lost.sub_(bucket.buffer);
+        for (const auto& gradient : *rest) {
+          const auto offset = gradient.storage_offset() - bucket.buffer.storage_offset();
+          kept.lost.narrow(0, offset, gradient.numel()).zero_();
+        }
+      }
+      return bucket.buffer;
+    };
+  }
+
+  const PowerSgdOptions options_;
+  int64_t step_ = 0;
+  std::map<size_t, Memory> memories_;
+};
+
+}  // namespace
+
+CommHook power_sgd(PowerSgdOptions options) {
+  return [state = std::make_shared<PowerSgd>(options)](GradBucket& bucket, ProcessGroup& group) {
+    return (*state)(bucket, group);
+  };
+}
+
+}  // namespace lockstep::hooks

@@ -1,0 +1,77 @@
+#include "ddp/replicas.h"
+
+#include <fmt/format.h>
+#include <map>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "ddp/digest.h"
+
+namespace lockstep::ddp {
+
+namespace {
+
+// Above, a call of its own costs less than the copies.
+constexpr size_t kLarge = size_t{256} << 10;
+
+void broadcast_together(ProcessGroup& group, std::vector<at::Tensor>& tensors, int root) {
+  std::vector<at::Tensor> pieces;
+  for (const auto& tensor : tensors) pieces.push_back(tensor.reshape({-1}));
+  auto flat = at::cat(pieces);
+  group.broadcast(flat, root);
+  if (group.rank() == root) return;
+  int64_t offset = 0;
+  for (auto& tensor : tensors) {
+    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
+  }
+}
+
+}  // namespace
+
+void broadcast_all(ProcessGroup& group, const NamedTensors& tensors, int root) {
+  const at::NoGradGuard no_grad;
+  std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> small;
+  for (const auto& [name, named] : tensors) {
+    if (!named.defined() || named.numel() == 0) continue;
+    auto tensor = named.detach();
+    if (tensor.nbytes() >= kLarge) {
+      group.broadcast(tensor, root);
+    } else {
+      small[{tensor.scalar_type(), tensor.device().str()}].push_back(tensor);
+    }
+  }
+  for (auto& [key, together] : small) broadcast_together(group, together, root);
+}
+
+void check_same_values(ProcessGroup& group, const NamedTensors& tensors, const char* when) {
+  const at::NoGradGuard no_grad;
+  auto mine = at::zeros({static_cast<int64_t>(tensors.size())}, at::kLong);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& tensor = tensors[i].second;
+    if (!tensor.defined()) continue;
+    const auto values = tensor.detach().to(at::kCPU).contiguous();
+    mine.data_ptr<int64_t>()[i] = digest(values.data_ptr(), values.nbytes());
+  }
+  const auto digests = group.all_gather(mine);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::string others;
+    for (size_t rank = 1; rank < digests.size(); ++rank) {
+      if (digests[rank].data_ptr<int64_t>()[i] == digests[0].data_ptr<int64_t>()[i]) continue;
+      others += fmt::format("{}{}", others.empty() ? "" : ", ", rank);
+    }
+    if (others.empty()) continue;
+    throw MismatchError(base::compose(
+        {.what = fmt::format("'{}' is not the same on all ranks {}", tensors[i].first, when),
+         .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
+         .evidence = fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that differs",
+                                 others, tensors.size()),
+         .hint = "the same seed before the model is made on all ranks, InitSync::Broadcast, and no change of "
+                 "parameters on some ranks only keep replicas equal"}));
+  }
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,182 @@
+#include "ddp/sync_statistics.h"
+
+#include <array>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+
+namespace lockstep::ddp {
+
+namespace {
+
+// Of each channel over all ranks, in double.
+struct Statistics {
+  double count = 0;     // values in a channel
+  at::Tensor mean, m2;  // m2: the sum of squared distances from the mean
+};
+
+int64_t count_of(const at::Tensor& input) { return input.numel() == 0 ? 0 : input.numel() / input.size(1); }
+
+// LibTorch wants mean and variance in the type of the parameters, which may be wider than the input's.
+at::ScalarType parameter_type(const BatchNormCall& call) {
+  for (const auto& tensor : {call.weight, call.bias, call.running_mean, call.running_var}) {
+    if (tensor.defined()) return tensor.scalar_type();
+  }
+  return call.input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Means are combined by their distances, in the order of ranks: sums of squares would lose what is small
+// beside the mean, and another order would give other bits.
+Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
+  const auto channels = input.size(1);
+  const auto world = group.world_size();
+  auto mine = at::zeros({1 + 2 * channels}, at::kDouble);
+  if (const auto count = count_of(input); count > 0) {
+    const auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0);
+    mine[0] = count;
+    mine.narrow(0, 1, channels).copy_(mean);
+    mine.narrow(0, 1 + channels, channels).copy_(variance).mul_(count);
+  }
+  auto all = at::empty({world, 1 + 2 * channels}, at::kDouble);
+  group.all_gather_into_tensor(all, mine);
+
+  Statistics total{.mean = at::zeros({channels}, at::kDouble), .m2 = at::zeros({channels}, at::kDouble)};
+  auto* const mean = total.mean.data_ptr<double>();
+  auto* const m2 = total.m2.data_ptr<double>();
+  for (int rank = 0; rank < world; ++rank) {
+    const auto* const theirs = all.data_ptr<double>() + rank * (1 + 2 * channels);
+    const double count = theirs[0];
+    // What comes from nothing is no number, and none times zero is none.
+    if (count == 0) continue;
+    const double share = count / (total.count + count);
+    for (int64_t c = 0; c < channels; ++c) {
+      const double distance = theirs[1 + c] - mean[c];
+      mean[c] += distance * share;
+      m2[c] += theirs[1 + channels + c] + distance * distance * share * total.count;
+    }
+    total.count += count;
+  }
+  return total;
+}
+
+void update(const at::Tensor& running, const at::Tensor& value, double momentum) {
+  if (!running.defined()) return;
+  // LibTorch's own update does not count as a change that invalidates graphs. Nor may this.
+  running.data().copy_(running.to(at::kDouble).mul_(1 - momentum).add_(value, momentum));
+}
+
+// input * scale + shift, channel by channel.
+at::Tensor scale_and_shift(const at::Tensor& input, const at::Tensor& scale, const at::Tensor& shift) {
+  const auto zero = at::zeros_like(scale), one = at::ones_like(scale);
+  return std::get<0>(at::native_batch_norm(input, scale, shift, zero, one, false, 0, 0));
+}
+
+struct Normalised {
+  at::Tensor output, mean, variance;  // mean and variance as they were used
+  double count = 0;
+};
+
+Normalised normalise(const BatchNormCall& call, ProcessGroup& group) {
+  TORCH_CHECK(call.input.dim() >= 2, "batch_norm expects an input with channels, got input size ",
+              call.input.sizes());
+  const auto all = statistics_of_all(call.input, group);
+  TORCH_CHECK(all.count != 1, "Expected more than 1 value per channel when training, got input size ",
+              call.input.sizes(), " and nothing on the other ranks");
+  const auto dtype = parameter_type(call);
+  if (all.count == 0) {
+    return {.output = at::empty_like(call.input), .mean = all.mean.to(dtype), .variance = all.m2.to(dtype)};
+  }
+  update(call.running_mean, all.mean, call.momentum);
+  update(call.running_var, all.m2 / (all.count - 1), call.momentum);
+  Normalised result{
+      .mean = all.mean.to(dtype), .variance = (all.m2 / all.count).to(dtype), .count = all.count};
+  if (call.input.numel() == 0) {
+    result.output = at::empty_like(call.input);
+  } else {
+    result.output = std::get<0>(at::native_batch_norm(call.input, call.weight, call.bias, result.mean,
+                                                      result.variance, false, 0, call.eps));
+  }
+  return result;
+}
+
+struct Members : torch::CustomClassHolder {
+  explicit Members(std::shared_ptr<ProcessGroup> members) : group(std::move(members)) {}
+  std::shared_ptr<ProcessGroup> group;
+};
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
+ public:
+  // Weight and bias stand apart from the call because autograd looks at the arguments themselves.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& /*bias*/, const BatchNormCall& call,
+                            const std::shared_ptr<ProcessGroup>& group) {
+    auto result = normalise(call, *group);
+    context->save_for_backward({input, weight, result.mean, result.variance});
+    context->saved_data["count"] = result.count;
+    context->saved_data["eps"] = call.eps;
+    context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Members>(group));
+    return result.output;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw UsageError(base::compose({.what = "a synchronised batch norm has no second derivative",
+                                      .evidence = "backward was called with create_graph",
+                                      .hint = "leave layers that need it unconverted"}));
+    }
+    const auto saved = context->get_saved_variables();
+    const auto &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
+    const double count = context->saved_data["count"].toDouble();
+    const double eps = context->saved_data["eps"].toDouble();
+    const auto group =
+        c10::static_intrusive_pointer_cast<Members>(context->saved_data["group"].toCapsule())->group;
+    const bool needs_input = context->needs_input_grad(0);
+
+    // As if mean and variance did not depend on the input; what they add to its gradient comes after.
+    const auto scale = weight.defined() ? weight : at::ones_like(mean);
+    at::Tensor of_input, of_scale, of_shift;
+    if (input.numel() > 0) {
+      std::tie(of_input, of_scale, of_shift) = at::native_batch_norm_backward(
+          gradients[0], input, scale, mean, variance, {}, {}, false, eps, {needs_input, true, true});
+    } else {
+      of_input = at::zeros_like(input);
+      of_scale = at::zeros_like(mean);
+      of_shift = at::zeros_like(mean);
+    }
+
+    auto sums = at::stack({of_scale, of_shift}).to(at::kDouble);
+    // Even if this rank has no use for it: others may.
+    group->all_reduce(sums);
+    if (needs_input && input.numel() > 0) {
+      const auto invstd = variance.to(at::kDouble).add_(eps).rsqrt_();
+      const auto factor = scale.to(at::kDouble) * invstd / -count;
+      const auto by_input = factor * invstd * sums[0];
+      const auto constant = factor * sums[1] - by_input * mean.to(at::kDouble);
+      of_input.add_(scale_and_shift(input, by_input.to(mean.scalar_type()), constant.to(mean.scalar_type())));
+    }
+    return {needs_input ? of_input : at::Tensor(), context->needs_input_grad(1) ? of_scale : at::Tensor(),
+            context->needs_input_grad(2) ? of_shift : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor synced_batch_norm(const BatchNormCall& call, const std::shared_ptr<ProcessGroup>& group) {
+  return normalise(call, *group).output;
+}
+
+at::Tensor synced_batch_norm_with_graph(const BatchNormCall& call,
+                                        const std::shared_ptr<ProcessGroup>& group) {
+  return SyncedBatchNorm::apply(call.input, call.weight, call.bias, call, group);
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,27 @@
+// The arithmetic of batch normalisation over several ranks.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/process_group.h>
+
+namespace lockstep::ddp {
+
+// The arguments of aten::batch_norm in training mode; all but input may be undefined.
+struct BatchNormCall {
+  at::Tensor input, weight, bias, running_mean, running_var;
+  double momentum = 0, eps = 0;
+};
+
+// Normalises by mean and variance of the inputs of all ranks together, and updates the running statistics
+// with them: the same bits on all ranks. All ranks of the group must call it; inputs may be empty. The result
+// has no graph.
+at::Tensor synced_batch_norm(const BatchNormCall& call, const std::shared_ptr<ProcessGroup>& group);
+
+// The same with a graph, whose backward pass is a collective as well.
+at::Tensor synced_batch_norm_with_graph(const BatchNormCall& call,
+                                        const std::shared_ptr<ProcessGroup>& group);
+
+}  // namespace lockstep::ddp

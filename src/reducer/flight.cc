@@ -1,0 +1,64 @@
+#include "reducer/flight.h"
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include "base/error_text.h"
+
+namespace lockstep::reducer {
+
+namespace {
+
+GradBucket describe(const Bucket& bucket, const Flight::Terms& terms) {
+  GradBucket described{.index = terms.index,
+                       .is_last = terms.is_last,
+                       .buffer = bucket.flat(),
+                       .participants = terms.participants};
+  for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+    const auto& parameter = terms.parameters[bucket.members()[slot]];
+    described.gradients.push_back(bucket.view(slot));
+    described.parameters.push_back(parameter.tensor);
+    described.names.push_back(parameter.name);
+  }
+  return described;
+}
+
+}  // namespace
+
+Flight::Flight(Bucket& bucket, const Terms& terms) : bucket_(bucket), terms_(terms) {
+  if (bucket_.sparse()) {
+    const auto& parameter = terms_.parameters[bucket_.members().front()].tensor;
+    sparse_.emplace(terms_.group, parameter.grad(), parameter);
+  } else if (terms_.hook) {
+    auto described = describe(bucket_, terms_);
+    result_ = terms_.hook(described, terms_.group);
+  } else {
+    const bool all = terms_.participants == terms_.group.world_size();
+    work_ = terms_.group.all_reduce_async(bucket_.flat(), all ? ReduceOp::Avg : ReduceOp::Sum);
+  }
+}
+
+bool Flight::is_done() const { return work_.is_done(); }
+
+at::Tensor Flight::finish() {
+  if (sparse_) return sparse_->finish(terms_.participants);
+  if (!result_) {
+    work_.wait();
+    if (terms_.participants != terms_.group.world_size()) bucket_.flat().div_(terms_.participants);
+    return {};
+  }
+  const auto averaged = result_->wait();
+  auto& flat = bucket_.flat();
+  if (averaged.numel() != flat.numel()) {
+    throw UsageError(base::compose(
+        {.what = "the communication hook answered with a tensor of another size",
+         .evidence = fmt::format("bucket {} has {} elements, the answer {}", terms_.index, flat.numel(),
+                                 averaged.numel()),
+         .hint = "a hook answers with a tensor like its bucket's buffer"}));
+  }
+  if (averaged.data_ptr() != flat.data_ptr()) flat.copy_(averaged.view({-1}));
+  return {};
+}
+
+}  // namespace lockstep::reducer

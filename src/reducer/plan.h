@@ -1,0 +1,33 @@
+// Which parameters travel together: a pure function of their sizes and order.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+namespace lockstep::reducer {
+
+struct PlanItem {
+  size_t bytes = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  c10::Device device = c10::kCPU;
+  bool sparse = false;
+};
+
+struct PlanCaps {
+  size_t first = 0;  // of the first bucket of each dtype and device
+  size_t others = 0;
+};
+
+// Buckets in the order in which they are launched, each a list of items in the order in which they are
+// expected.
+//
+// `order` holds every item once, the one that is ready first in front. A bucket holds one dtype and one
+// device, and is closed when it has reached its cap; an item that is larger than that gets a bucket of its
+// own, and so does a sparse one. Buckets are ordered by their last item: that is when they can be launched.
+std::vector<std::vector<size_t>> make_plan(const std::vector<PlanItem>& items,
+                                           const std::vector<size_t>& order, PlanCaps caps);
+
+}  // namespace lockstep::reducer

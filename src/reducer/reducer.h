@@ -1,0 +1,135 @@
+// Averages gradients during backward passes. The files beside this one do the work; this one knows when.
+//
+// A parameter's gradient is ready when autograd has accumulated it; a bucket when all of its gradients are;
+// buckets are launched strictly in the order of the plan, which is the same on all ranks. The first
+// synchronised pass launches nothing before its end: it shows in which order gradients become ready, and which
+// of them are sparse, and the plan is made of that.
+//
+// A pass is synchronised if the forward that it goes back to was. That is learned from hooks on the forward's
+// outputs, which autograd calls before any gradient of this model is ready.
+//
+// Thread-safety: hooks may be called by several threads of autograd's; all else by one.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <lockstep/comm_hook.h>
+#include <lockstep/ddp_stats.h>
+#include <lockstep/process_group.h>
+
+#include "compat/autograd.h"
+#include "reducer/bucket.h"
+#include "reducer/flight.h"
+#include "reducer/gradients.h"
+#include "reducer/learn.h"
+#include "reducer/parameter.h"
+#include "reducer/plan.h"
+#include "reducer/timeline.h"
+#include "reducer/unused.h"
+
+namespace lockstep::reducer {
+
+struct Options {
+  PlanCaps caps;
+  bool find_unused = false;
+  bool static_graph = false;
+  bool as_view = true;
+};
+
+// Whose gradients count in a step.
+struct Turn {
+  int participants = 1;
+  int leader = 0;  // the first of them
+};
+
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  static std::shared_ptr<Reducer> make(std::shared_ptr<ProcessGroup> group, Parameters parameters,
+                                       Options options);
+  ~Reducer();
+
+  void set_hook(CommHook hook) { hook_ = std::move(hook); }
+
+  // Before a forward pass: throws if the last backward pass was interrupted.
+  void refuse_if_interrupted();
+  // After a forward pass: how the backward pass through these outputs is to go.
+  void expect(bool sync, Turn turn, const std::vector<at::Tensor>& outputs);
+  // Takes part in a backward pass of the others, without gradients of its own.
+  void shadow(Turn turn);
+
+  DdpStats stats() const;
+
+ private:
+  Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options);
+
+  // One forward pass, as far as its backward pass needs to know.
+  struct Forward {
+    bool sync = true;
+    Turn turn;
+    Flags reach;  // empty: not known
+  };
+  // One backward pass.
+  struct Pass {
+    bool sync = false;
+    Turn turn;
+    std::weak_ptr<int> alive;  // expires when autograd has dropped the end-of-pass callback
+  };
+  // What is known of a parameter in this pass.
+  struct State {
+    int fired = 0;      // gradients in this pass
+    bool used = false;  // got a gradient since the last synchronised pass
+    bool ready = false;
+    std::optional<Bystander> bystander;  // took no part
+  };
+
+  void drop_interrupted_pass();
+  void begin(const Forward& forward);
+  void on_gradient(size_t index);
+  void end();
+
+  void check_gradient(size_t index);
+  void set_ready(size_t index);
+  void set_bystander(size_t index);
+  void ready(size_t index);
+  void launch_what_is_ready();
+  void settle_the_rest();
+  void finish();
+  std::vector<bool> used_anywhere();
+  void learn(const Turn& turn);
+  void adopt(const Learned& agreed);
+  void make_buckets(const std::vector<size_t>& order);
+  void reset();
+  [[noreturn]] void fail(const UsageError& error);
+
+  const std::shared_ptr<ProcessGroup> group_;
+  const Parameters parameters_;
+  const Options options_;
+  CommHook hook_;
+  std::vector<compat::GradientHook> hooks_;
+  std::unordered_map<compat::NodeAddress, size_t> nodes_;
+
+  std::mutex mutex_;
+  Forward last_forward_;
+  Flags may_be_reached_;  // by the backward passes of forwards since the last pass
+  std::optional<Pass> pass_;
+  std::vector<State> states_;
+  std::vector<size_t> ready_order_;  // seen in the first pass
+
+  bool learned_ = false;
+  std::vector<bool> sparse_;
+  std::vector<int> expected_;  // gradients of each parameter in a pass
+  struct Place {
+    size_t bucket = SIZE_MAX, slot = 0;  // SIZE_MAX: used nowhere, in a static graph
+  };
+  std::vector<Place> places_;
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> pending_;  // gradients that each bucket waits for
+  std::vector<Flight> flights_;  // launched, in order
+  Timeline timeline_;
+};
+
+}  // namespace lockstep::reducer
