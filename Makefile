@@ -18,7 +18,7 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
 .PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap \
-        bench-collectives
+        bench-collectives bench-ddp
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -29,6 +29,7 @@ help:
 	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
 	@echo "  make bench-collectives"
 	@echo "                     the collectives beside Gloo's, Open MPI's and the memory's own speed"
+	@echo "  make bench-ddp     training steps beside those of PyTorch's DistributedDataParallel over Gloo"
 	@echo "  make clean         remove build/"
 
 setup:
@@ -76,6 +77,13 @@ bench-collectives: configure
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_collectives
 	@bench/collectives/run $(BUILD) $(BENCH_FLAGS)
+
+# Without PyTorch lockstep's own figures are shown all the same. BENCH_FLAGS: see bench/ddp/run --help.
+bench-ddp: configure
+	@scripts/setup bench || echo "lockstep: going on without PyTorch"
+	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train_step
+	@bench/ddp/run $(BUILD) $(BENCH_FLAGS)
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include <torch/version.h>
@@ -29,5 +30,12 @@ namespace lockstep {
 c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
                                                    c10::intrusive_ptr<c10d::Store> store, int rank,
                                                    int world_size, std::chrono::milliseconds timeout);
+
+class ProcessGroup;
+// The other way round: a c10d backend of anybody's as a group, for DistributedDataParallel and everything else.
+// Every rank of the backend must call it, with a store as above. Subgroups are made with Gloo.
+std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend> backend,
+                                                 c10::intrusive_ptr<c10d::Store> store,
+                                                 std::chrono::milliseconds timeout = std::chrono::minutes(5));
 
 }  // namespace lockstep

@@ -38,7 +38,7 @@ struct DdpOptions {
   bool static_graph = false;
   // Gradients live in the memory that travels; otherwise they are copied there and back.
   bool gradient_as_bucket_view = true;
-  std::vector<std::string> ignore;  // names of parameters and buffers left alone
+  std::vector<std::string> ignore = {};  // names of parameters and buffers left alone
   // Every so many synchronised forwards all parameters and buffers are compared, as by verify_replicas().
   int64_t verify_every = 0;
 };
@@ -70,6 +70,12 @@ struct ModelView {
   std::vector<std::string> sparse;  // parameters that will get sparse gradients
 };
 ModelView view_of(const std::shared_ptr<torch::nn::Module>& module);
+
+// How to look at a module that is not a torch::nn::Module: lockstep/jit.h has one for TorchScript's.
+template <class Module>
+struct Viewer {
+  static ModelView view(const std::shared_ptr<Module>& module) { return view_of(module); }
+};
 
 }  // namespace detail
 
@@ -117,7 +123,8 @@ class DistributedDataParallel : public DdpBase {
   explicit DistributedDataParallel(std::shared_ptr<Module> module,
                                    std::shared_ptr<ProcessGroup> group = default_group(),
                                    DdpOptions options = {})
-      : DdpBase(view(module), std::move(group), std::move(options)), module_(std::move(module)) {}
+      : DdpBase(detail::Viewer<Module>::view(module), std::move(group), std::move(options)),
+        module_(std::move(module)) {}
 
   // Module holders (TORCH_MODULE, torch::nn::Sequential, …).
   template <class Holder>
@@ -150,8 +157,6 @@ class DistributedDataParallel : public DdpBase {
   void eval() { module_->eval(); }
 
  private:
-  static detail::ModelView view(const std::shared_ptr<Module>& module) { return detail::view_of(module); }
-
   std::shared_ptr<Module> module_;
 };
 

@@ -37,7 +37,11 @@ struct GradientHook::Impl {
 
 GradientHook::GradientHook(const at::Tensor& parameter, std::function<void()> fire)
     : impl_(std::make_unique<Impl>()) {
+  // One that is frozen has no accumulator, but keeps the one it had.
+  const bool frozen = !parameter.requires_grad();
+  if (frozen) parameter.set_requires_grad(true);
   impl_->accumulator = autograd::impl::grad_accumulator(parameter);
+  if (frozen) parameter.set_requires_grad(false);
   impl_->key = impl_->accumulator->add_post_hook(std::make_unique<PostHook>(std::move(fire)));
 }
 

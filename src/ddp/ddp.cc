@@ -92,12 +92,15 @@ detail::NamedTensors DdpBase::Impl::buffers() const { return without(model.buffe
 
 void DdpBase::Impl::make_reducer() {
   reducer::Parameters parameters;
-  for (const auto& [name, tensor] : model.parameters) {
-    if (!tensor.requires_grad()) continue;
+  averaged.resize(model.parameters.size());
+  for (size_t i = 0; i < model.parameters.size(); ++i) {
+    const auto& [name, tensor] = model.parameters[i];
+    // What has once been averaged keeps its place, even if it is frozen for now.
+    averaged[i] = averaged[i] || tensor.requires_grad();
+    if (!averaged[i]) continue;
     const bool sparse = std::find(model.sparse.begin(), model.sparse.end(), name) != model.sparse.end();
     parameters.push_back({name, tensor, sparse});
   }
-  averaged = parameters.size();
   reducer = reducer::Reducer::make(group, std::move(parameters),
                                    {.caps = {.first = bytes_of(options.first_bucket_mb),
                                              .others = bytes_of(options.bucket_cap_mb)},
@@ -126,10 +129,12 @@ void DdpBase::before_forward() {
   self.forward_syncs = *self.sync && at::GradMode::is_enabled();
   if (!self.forward_syncs) return;
 
-  // A parameter that was frozen when the buckets were planned has no place in them.
-  const auto unfrozen = std::count_if(self.model.parameters.begin(), self.model.parameters.end(),
-                                      [](const auto& p) { return p.second.requires_grad(); });
-  if (static_cast<size_t>(unfrozen) > self.averaged) {
+  // A parameter that was frozen until now has no place in the buckets.
+  bool unfrozen = false;
+  for (size_t i = 0; i < self.averaged.size(); ++i) {
+    unfrozen = unfrozen || (!self.averaged[i] && self.model.parameters[i].second.requires_grad());
+  }
+  if (unfrozen) {
     ddp::check_same_model(*self.group,
                           ddp::describe_model(self.model.parameters, self.buffers(), self.options));
     self.make_reducer();

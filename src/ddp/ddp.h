@@ -20,7 +20,7 @@ struct DdpBase::Impl {
   CommHook hook;
   // Null in a world of one, where there is nothing to do.
   std::shared_ptr<reducer::Reducer> reducer;
-  size_t averaged = 0;  // parameters that it averages
+  std::vector<bool> averaged;  // which of the parameters it averages
 
   // Under Join.
   bool joining = false;

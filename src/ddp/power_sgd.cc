@@ -26,15 +26,24 @@ struct Memory {
   std::vector<at::Tensor> qs;  // warm start
 };
 
-// Column by column (Gram and Schmidt, modified). A column that depends on the others becomes zero.
+// Column by column (Gram and Schmidt). A column that depends on those before it becomes zero: what is left of it
+// is rounding error, and made large again it would point anywhere.
 void orthonormalize(at::Tensor& matrix) {
+  constexpr double kNothing = 1e-5;
   for (int64_t column = 0; column < matrix.size(1); ++column) {
     auto current = matrix.select(1, column);
-    for (int64_t before = 0; before < column; ++before) {
-      const auto other = matrix.select(1, before);
-      current.sub_(other * other.dot(current));
+    const auto length = current.norm().item<double>();
+    // Twice is enough: the first time leaves the rounding error of what it takes away.
+    for (int pass = 0; pass < 2 && column > 0; ++pass) {
+      const auto before = matrix.narrow(1, 0, column);
+      current.sub_(before.mv(before.t().mv(current)));
     }
-    current.div_(current.norm() + 1e-8);
+    const auto left = current.norm().item<double>();
+    if (left > kNothing * length) {
+      current.div_(left);
+    } else {
+      current.zero_();
+    }
   }
 }
 

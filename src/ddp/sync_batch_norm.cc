@@ -161,7 +161,7 @@ void check(const Layer& layer) {
   }
   for (const auto& tensor : {layer.weight, layer.running_mean}) {
     if (tensor.defined() && !tensor.is_cpu())
-      refuse("it is not on the CPU", "convert before moving it, or not at all");
+      refuse("it is not on the CPU", "move the module to the CPU first");
   }
 }
 

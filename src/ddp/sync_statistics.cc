@@ -1,9 +1,9 @@
 #include "ddp/sync_statistics.h"
 
-#include <array>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -34,6 +34,9 @@ at::ScalarType parameter_type(const BatchNormCall& call) {
 // Means are combined by their distances, in the order of ranks: sums of squares would lose what is small
 // beside the mean, and another order would give other bits.
 Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
+  // In inference mode tensors are made that no thread outside it may write to; the group may have its own.
+  const c10::InferenceMode off(false);
+  const at::NoGradGuard no_grad;
   const auto channels = input.size(1);
   const auto world = group.world_size();
   auto mine = at::zeros({1 + 2 * channels}, at::kDouble);
@@ -69,12 +72,6 @@ void update(const at::Tensor& running, const at::Tensor& value, double momentum)
   if (!running.defined()) return;
   // LibTorch's own update does not count as a change that invalidates graphs. Nor may this.
   running.data().copy_(running.to(at::kDouble).mul_(1 - momentum).add_(value, momentum));
-}
-
-// input * scale + shift, channel by channel.
-at::Tensor scale_and_shift(const at::Tensor& input, const at::Tensor& scale, const at::Tensor& shift) {
-  const auto zero = at::zeros_like(scale), one = at::ones_like(scale);
-  return std::get<0>(at::native_batch_norm(input, scale, shift, zero, one, false, 0, 0));
 }
 
 struct Normalised {
@@ -115,14 +112,16 @@ using torch::autograd::variable_list;
 
 class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
  public:
-  // Weight and bias stand apart from the call because autograd looks at the arguments themselves.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
-                            const at::Tensor& /*bias*/, const BatchNormCall& call,
+  // Input, weight and bias stand apart from the call because autograd looks at the arguments themselves.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const c10::optional<at::Tensor>& /*weight*/,
+                            const c10::optional<at::Tensor>& /*bias*/, const BatchNormCall& call,
                             const std::shared_ptr<ProcessGroup>& group) {
     auto result = normalise(call, *group);
-    context->save_for_backward({input, weight, result.mean, result.variance});
+    context->save_for_backward({input, call.weight, result.mean, result.variance});
     context->saved_data["count"] = result.count;
     context->saved_data["eps"] = call.eps;
+    context->saved_data["has_bias"] = call.bias.defined();
     context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Members>(group));
     return result.output;
   }
@@ -161,10 +160,15 @@ class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
       const auto factor = scale.to(at::kDouble) * invstd / -count;
       const auto by_input = factor * invstd * sums[0];
       const auto constant = factor * sums[1] - by_input * mean.to(at::kDouble);
-      of_input.add_(scale_and_shift(input, by_input.to(mean.scalar_type()), constant.to(mean.scalar_type())));
+      std::vector<int64_t> per_channel(input.dim(), 1);
+      per_channel[1] = input.size(1);
+      const auto dtype = input.scalar_type();
+      of_input.addcmul_(input, by_input.to(dtype).view(per_channel))
+          .add_(constant.to(dtype).view(per_channel));
     }
-    return {needs_input ? of_input : at::Tensor(), context->needs_input_grad(1) ? of_scale : at::Tensor(),
-            context->needs_input_grad(2) ? of_shift : at::Tensor(), at::Tensor(), at::Tensor()};
+    const bool has_bias = context->saved_data["has_bias"].toBool();
+    return {needs_input ? of_input : at::Tensor(), weight.defined() ? of_scale : at::Tensor(),
+            has_bias ? of_shift : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -176,7 +180,8 @@ at::Tensor synced_batch_norm(const BatchNormCall& call, const std::shared_ptr<Pr
 
 at::Tensor synced_batch_norm_with_graph(const BatchNormCall& call,
                                         const std::shared_ptr<ProcessGroup>& group) {
-  return SyncedBatchNorm::apply(call.input, call.weight, call.bias, call, group);
+  return SyncedBatchNorm::apply(call.input, c10::make_optional(call.weight), c10::make_optional(call.bias),
+                                call, group);
 }
 
 }  // namespace lockstep::ddp

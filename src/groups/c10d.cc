@@ -4,7 +4,10 @@
 #include <lockstep/c10d.h>
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/error_text.h"
+#include "comm/group.h"
+#include "comm/rendezvous.h"
 #include "shm/backend.h"
 
 namespace lockstep {
@@ -26,6 +29,32 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
   auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, world_size, timeout, "c10d group");
   endpoint->connect_in_background();
   return c10::make_intrusive<shm::Backend>(std::move(endpoint));
+}
+
+std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend> backend,
+                                                 c10::intrusive_ptr<c10d::Store> store,
+                                                 std::chrono::milliseconds timeout) {
+  if (!backend || !store) {
+    throw UsageError(base::compose({.what = "a process group cannot be made of this",
+                                    .evidence = backend ? "there is no store" : "there is no backend",
+                                    .hint = "give a c10d backend, and a store that all its ranks share"}));
+  }
+  const auto deadline = base::Deadline::in(timeout);
+  auto impl = std::make_shared<ProcessGroup::Impl>();
+  impl->name = fmt::format("a group of c10d's backend {}", backend->getBackendName());
+  impl->rank = backend->getRank();
+  impl->world_size = backend->getSize();
+  impl->timeout = timeout;
+  impl->native = dynamic_cast<comm::Native*>(backend.get());
+  // What a name stands for here: how the gaps of a backend are filled, and what subgroups are made of.
+  impl->backend = impl->native != nullptr ? "shm" : "gloo";
+  impl->ranks = comm::meet(*store, comm::facts_of_this_process(impl->rank, impl->world_size), deadline);
+  impl->placement = comm::placement_of(impl->rank, impl->ranks);
+  impl->watch.emplace(impl->rank, impl->ranks);
+  impl->store = store;
+  impl->c10d = std::move(backend);
+  comm::leave(*store, impl->rank, impl->world_size, deadline);
+  return std::make_shared<ProcessGroup>(std::move(impl));
 }
 
 }  // namespace lockstep

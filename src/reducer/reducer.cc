@@ -201,6 +201,7 @@ void Reducer::end() {
     throw;
   }
   timeline_.end();
+  timeline_.log();
   pass_.reset();
   reset();
 }

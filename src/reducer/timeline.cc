@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/log.h"
+
 namespace lockstep::reducer {
 
 void Timeline::begin(size_t buckets) {
@@ -29,6 +31,12 @@ void Timeline::end() {
     done_.buckets.push_back(
         {.ready = marks.ready, .launched = marks.launched, .finished = marks.finished});
   }
+}
+
+void Timeline::log() const {
+  base::log_debug("step {}: backward {:.3f} ms, {} buckets, communication {:.3f} ms, of which exposed {:.3f} ms",
+                  done_.steps, 1e3 * done_.backward, done_.buckets.size(), 1e3 * done_.communication,
+                  1e3 * done_.exposed);
 }
 
 void Timeline::report(DdpStats& stats) const { stats = done_; }

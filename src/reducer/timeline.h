@@ -29,6 +29,8 @@ class Timeline {
     double since_;
   };
 
+  // A line about the last pass, for LOCKSTEP_LOG=debug.
+  void log() const;
   // Fills in everything but what the buckets hold.
   void report(DdpStats& stats) const;
 

@@ -92,7 +92,7 @@ bool copy_out_next(Board& board, Call& call) {
 
 }  // namespace
 
-bool step_claims(Board& board, Call& call) {
+bool step_claims(Board& board, Call& call, Effort effort) {
   const auto& request = call.request;
   const int world = board.world_size();
   const size_t bytes = request.give[0].bytes;
@@ -100,11 +100,13 @@ bool step_claims(Board& board, Call& call) {
   const uint64_t chunks = (bytes + size - 1) / size;
   auto& claims = board.claims(call.number);
 
+  const uint64_t share = effort == Effort::All ? chunks : (chunks + world - 1) / world;
   bool moved = false;
   Pointers tensors;
-  for (;;) {
+  while (call.claimed < share) {
     const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
     if (chunk >= chunks) break;
+    ++call.claimed;
     moved = true;
     if (tensors.empty()) {
       for (int rank = 0; rank < world; ++rank) {

@@ -17,6 +17,12 @@ enum class Way : uint8_t {
   Parts      // all_reduce.h: each rank reduces its part of each staged chunk, then all read the parts
 };
 
+// How much of the work that any rank could do a thread takes on.
+enum class Effort : uint8_t {
+  Share,  // its rank's part: it has something else to do, or the next rank to come would find all done
+  All     // as much as there is: it waits anyway
+};
+
 enum class Stage : uint8_t {
   Queued,
   Arrived,  // the others can see it
@@ -46,6 +52,7 @@ struct Call : Operation {
   uint64_t first_round = 0;          // in the group's count
   uint64_t rounds = 0;
   uint64_t staged = 0, reduced = 0, pulled = 0;  // rounds of this call that this rank has done
+  uint64_t claimed = 0;                          // chunks that this rank has claimed
 
   Call* next = nullptr;  // in the endpoint's queue
 };

@@ -6,6 +6,8 @@
 #include <system_error>
 #include <thread>
 
+#include <ATen/Parallel.h>
+
 #include <lockstep/error.h>
 
 #include "base/env.h"
@@ -33,14 +35,25 @@ constexpr int kHastyTries = 3;  // the first ones, for news that is on its way
 constexpr auto kShortNap = 200us;
 constexpr auto kLongNap = 800us;
 constexpr int kNapsBeforeRest = 64;
+// How long it leaves calls to threads that come by.
+constexpr auto kInlineNap = 5ms;
 
-// More ranks than CPUs to run them on: then busy waiting only keeps the awaited one from running.
-bool are_crowded(const std::vector<Peer>& peers) {
+// That the ranks may use.
+size_t cpus_of(const std::vector<Peer>& peers) {
   std::set<int> cpus;
   for (const auto& peer : peers) {
     for (const int cpu : tuning::parse_cpu_list(peer.facts.cpus)) cpus.insert(cpu);
   }
-  return peers.size() > cpus.size();
+  return cpus.size();
+}
+
+// Whether calls that nobody waits for are left to the threads that make them, which come by again (poll):
+// another thread would only take their CPU. LOCKSTEP_PROGRESS says otherwise.
+bool are_carried_on_inline(bool has_spare_cpus) {
+  const auto wanted = base::env_string("LOCKSTEP_PROGRESS");
+  if (wanted == "inline") return true;
+  if (wanted == "thread") return false;
+  return !has_spare_cpus;
 }
 
 Control& control_in(Segment& segment, int world_size) {
@@ -75,9 +88,12 @@ void Endpoint::connect() {
     mesh_.connect(base::Deadline::in(timeout_), cancelled_);
     std::vector<std::shared_ptr<Segment>> segments;
     for (const auto& peer : mesh_.peers()) segments.push_back(peer.segment);
-    const bool crowded = are_crowded(mesh_.peers());
+    const auto cpus = cpus_of(mesh_.peers());
+    // More ranks than CPUs to run them on: then busy waiting only keeps the awaited one from running.
+    const bool crowded = mesh_.peers().size() > cpus;
     const Lock lock(mutex_);
     const auto spin = base::env_int("LOCKSTEP_SPIN_US", 0, 1000000);
+    inline_ = are_carried_on_inline(mesh_.peers().size() * at::get_num_threads() < cpus);
     spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
     board_.emplace(rank_, std::move(segments), crowded);
     mail_.emplace(*board_, *arena_);
@@ -133,7 +149,8 @@ void Endpoint::start(Call& call) {
   refuse_if_poisoned();
   call.deadline = Clock::now() + (call.timeout.count() > 0 ? call.timeout : timeout_);
   enqueue(call);
-  progress();
+  ++attended_;
+  progress(Effort::Share);
   if (!call.complete) need_attendant();
   notify(lock);
 }
@@ -147,7 +164,8 @@ void Endpoint::start(Message& message) {
   } else {
     waiting_messages_.push_back(&message);
   }
-  progress();
+  ++attended_;
+  progress(Effort::Share);
   if (!message.complete) need_attendant();
   notify(lock);
 }
@@ -174,11 +192,11 @@ void Endpoint::retire() {
 
 // ---- Carrying on
 
-bool Endpoint::progress() {
+bool Endpoint::progress(Effort effort) {
   if (!board_ || failure_) return false;
   try {
     bool moved = arrive();
-    moved |= run_calls();
+    moved |= run_calls(effort);
     if (arrived_since_ || finished_before_) announce();
     if (!exposed_.empty()) moved |= release_exposed();
     if (!mail_->idle()) {
@@ -249,7 +267,7 @@ void Endpoint::announce() {
   finished_before_.reset();
 }
 
-bool Endpoint::run_calls() {
+bool Endpoint::run_calls(Effort effort) {
   bool moved = false;
   while (first_ != nullptr && first_->stage != Stage::Queued) {
     auto& call = *first_;
@@ -264,7 +282,7 @@ bool Endpoint::run_calls() {
         moved |= step_exchange(*board_, call);
         break;
       case Way::Claims:
-        moved |= step_claims(*board_, call);
+        moved |= step_claims(*board_, call, effort);
         break;
       case Way::Parts:
         moved |= step_parts(*board_, call);
@@ -380,7 +398,8 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
 
 bool Endpoint::poll(const Operation& operation) {
   Lock lock(mutex_);
-  if (!operation.complete) progress();
+  ++attended_;
+  if (!operation.complete) progress(Effort::Share);
   // Read before the owner is told: it may let go of the operation then.
   const bool complete = operation.complete;
   notify(lock);
@@ -439,6 +458,7 @@ bool Endpoint::conclude(Lock& lock) {
 void Endpoint::attend(Lock& lock) {
   auto nap = kShortNap;
   int naps = 0;
+  uint64_t seen = 0;
   for (;;) {
     notify(lock);
     if (!conclude(lock)) return;
@@ -446,7 +466,10 @@ void Endpoint::attend(Lock& lock) {
       has_attendant_ = false;
       return;
     }
-    if (!idle() && waiting_ == 0) {
+    if (!idle() && waiting_ == 0 && inline_ && attended_ != seen) {
+      seen = attended_;
+      attendant_.wait_for(lock, kInlineNap);
+    } else if (!idle() && waiting_ == 0) {
       nap = kShortNap;
       if (progress()) continue;
       doze(lock);

@@ -87,10 +87,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   bool mail_idle() const { return waiting_messages_.empty() && (!mail_ || mail_->idle()); }
 
   // Carries everything on as far as it goes without waiting; true if anything moved.
-  bool progress();
+  bool progress(Effort effort = Effort::All);
   bool arrive();
   void announce();
-  bool run_calls();
+  bool run_calls(Effort effort);
   bool release_exposed();
   void complete(Operation& operation, std::exception_ptr error = nullptr);
 
@@ -150,7 +150,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<Operation*> received_;  // scratch of progress()
   Clock::time_point last_look_{};
 
-  int waiting_ = 0;  // threads in wait()
+  int waiting_ = 0;         // threads in wait()
+  uint64_t attended_ = 0;   // how often threads have come by and carried things on
+  bool inline_ = false;     // they do so often enough
   bool has_attendant_ = false;
   bool attendant_rests_ = false;  // until it is called
   bool retired_ = false;

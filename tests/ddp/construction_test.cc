@@ -1,5 +1,11 @@
 // What happens when DistributedDataParallel is made (items 18, 20, 21), and comparing replicas.
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <lockstep/jit.h>
 
 #include "ddp/training.h"
 
@@ -44,6 +50,44 @@ TEST_P(Construction, TakesEveryKindOfModule) {
     EXPECT_FALSE(of_pointer->is_training());
     of_pointer.train();
     EXPECT_TRUE(of_pointer.module()->is_training());
+  });
+}
+
+TEST_P(Construction, TakesTorchScript) {
+  run([](ProcessGroup& group) {
+    auto module = std::make_shared<torch::jit::Module>("Line");
+    module->register_parameter("slope", torch::full({1}, 1.0F + group.rank()), false);
+    module->register_attribute("training", c10::BoolType::get(), true);
+    module->define("def forward(self, x):\n    return (self.slope * x, x)\n");
+    for (auto parameter : module->parameters()) parameter.requires_grad_(true);
+    DistributedDataParallel ddp(module, default_group());
+    for (int step = 0; step < 3; ++step) {
+      drop_gradients(ddp.parameters());
+      const auto x = torch::full({2}, group.rank() + 1.0F);
+      const auto output = ddp(std::vector<c10::IValue>{x});
+      output.toTuple()->elements()[0].toTensor().sum().backward();
+      EXPECT_TRUE(at::allclose(ddp.parameters()[0].grad(), torch::full({1}, group.world_size() + 1.0F)));
+    }
+    expect_same_on_all_ranks(group, ddp.parameters());
+  });
+}
+
+TEST_P(Construction, TakesAnyBackendOfC10d) {
+  run([](ProcessGroup& group) {
+    // A group of its own making, wrapped: lockstep knows nothing but c10d's interface of it.
+    const auto path = group.all_gather(torch::full({1}, static_cast<int64_t>(::getpid())))[0].item<int64_t>();
+    const auto file = "/tmp/lockstep-test-" + std::to_string(path);
+    {
+      auto store = c10::make_intrusive<c10d::FileStore>(file, group.world_size());
+      auto backend = group.new_group(group.world_size() == 2 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2})->c10d();
+      auto wrapped = make_process_group(backend, c10::make_intrusive<c10d::PrefixStore>("w", store));
+      DistributedDataParallel ddp(make_net(), wrapped);
+      const auto mine = share_of(global_batch(24, 0), group);
+      loss_of(ddp(mine), mine).backward();
+      expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+      group.barrier();
+    }
+    ::unlink(file.c_str());
   });
 }
 

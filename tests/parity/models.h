@@ -3,7 +3,8 @@
 //
 // No parameter may have a gradient that is zero but for rounding and an optimizer that divides by it (Adam):
 // its noise would become steps of full size. Hence no bias before a batch norm, and plain SGD for attention,
-// where a key's bias makes no difference.
+// where a key's bias makes no difference. And Adam has a large epsilon: without it, gradients that are off by
+// a factor would make the same steps.
 #pragma once
 
 #include <memory>
@@ -42,8 +43,8 @@ struct Cnn : torch::nn::Module {
   }
 
   std::unique_ptr<torch::optim::Optimizer> optimizer() {
-    return std::make_unique<torch::optim::AdamW>(parameters(),
-                                                 torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+    return std::make_unique<torch::optim::AdamW>(
+        parameters(), torch::optim::AdamWOptions(1e-2).eps(1e-2).weight_decay(0.1));
   }
 };
 
@@ -100,7 +101,7 @@ struct Lstm : torch::nn::Module {
   torch::Tensor forward(torch::Tensor text) { return head(std::get<0>(memory(words(text)))).flatten(0, 1); }
 
   std::unique_ptr<torch::optim::Optimizer> optimizer() {
-    return std::make_unique<torch::optim::Adam>(parameters(), torch::optim::AdamOptions(1e-2));
+    return std::make_unique<torch::optim::Adam>(parameters(), torch::optim::AdamOptions(1e-2).eps(1e-3));
   }
 };
 

@@ -24,7 +24,7 @@ class Cnn(nn.Module):
         return self.head(x.flatten(1))
 
     def optimizer(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.1)
 
 
 class Transformer(nn.Module):
@@ -68,7 +68,7 @@ class Lstm(nn.Module):
         return self.head(self.memory(self.words(text))[0]).flatten(0, 1)
 
     def optimizer(self):
-        return torch.optim.Adam(self.parameters(), lr=1e-2)
+        return torch.optim.Adam(self.parameters(), lr=1e-2, eps=1e-3)
 
 
 MODELS = {"cnn": Cnn, "transformer": Transformer, "lstm": Lstm}
