@@ -32,8 +32,8 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
                                                    int world_size, std::chrono::milliseconds timeout);
 
 class ProcessGroup;
-// The other way round: a c10d backend of anybody's as a group, for DistributedDataParallel and everything else.
-// Every rank of the backend must call it, with a store as above. Subgroups are made with Gloo.
+// The other way round: a c10d backend of anybody's as a group, for DistributedDataParallel and everything
+// else. Every rank of the backend must call it, with a store as above. Subgroups are made with Gloo.
 std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend> backend,
                                                  c10::intrusive_ptr<c10d::Store> store,
                                                  std::chrono::milliseconds timeout = std::chrono::minutes(5));

@@ -17,7 +17,7 @@ namespace lockstep {
 // Some parameters' gradients of this rank, on their way.
 struct GradBucket {
   size_t index = 0;      // in the plan: 0 is ready first
-  bool is_last = false;  // of this backward pass
+  bool is_last = false;  // that a hook sees in this backward pass: sparse gradients go another way
   // All gradients, one behind the other, one-dimensional: the memory that the others reduce. Between them
   // there may be a few zeros.
   at::Tensor buffer;
@@ -25,6 +25,8 @@ struct GradBucket {
   std::vector<at::Tensor> gradients;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
+  // Under Join, a rank without input goes through the same calls with zeros for gradients.
+  bool takes_part = true;
   // The ranks whose gradients count: all of them, but under Join those that still have input.
   int participants = 1;
 };
@@ -39,8 +41,8 @@ class CommResult {
   // Called at the end of the backward pass, in the order of the buckets.
   CommResult(Finish later) : finish_(std::move(later)) {}
   template <class Callable>
-    requires(std::is_invocable_r_v<at::Tensor, Callable>)
-  CommResult(Callable later) : finish_(std::move(later)) {}
+  requires(std::is_invocable_r_v<at::Tensor, Callable>) CommResult(Callable later)
+      : finish_(std::move(later)) {}
   // A future of a tensor or of a list with one tensor in it, as c10d's Work gives it.
   CommResult(c10::intrusive_ptr<c10::ivalue::Future> future);
 

@@ -46,7 +46,8 @@ struct DdpOptions {
 // Gradients stay local while it lives. Guards nest and restore what they found.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(std::shared_ptr<bool> sync) : sync_(std::move(sync)), before_(std::exchange(*sync_, false)) {}
+  explicit NoSync(std::shared_ptr<bool> sync)
+      : sync_(std::move(sync)), before_(std::exchange(*sync_, false)) {}
   ~NoSync() {
     if (sync_) *sync_ = before_;
   }
@@ -82,6 +83,7 @@ struct Viewer {
 // The part of DistributedDataParallel that does not depend on the module's type.
 class DdpBase {
  public:
+  // Of the module, for an optimizer: each once, also those that are ignored or frozen.
   std::vector<at::Tensor> parameters() const;
   const std::shared_ptr<ProcessGroup>& group() const;
 
@@ -128,8 +130,9 @@ class DistributedDataParallel : public DdpBase {
 
   // Module holders (TORCH_MODULE, torch::nn::Sequential, …).
   template <class Holder>
-    requires std::same_as<typename Holder::ContainedType, Module>
-  explicit DistributedDataParallel(const Holder& holder, std::shared_ptr<ProcessGroup> group = default_group(),
+  requires std::same_as<typename Holder::ContainedType, Module>
+  explicit DistributedDataParallel(const Holder& holder,
+                                   std::shared_ptr<ProcessGroup> group = default_group(),
                                    DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), std::move(options)) {}
 
@@ -184,7 +187,8 @@ DistributedDataParallel(Holder, std::shared_ptr<ProcessGroup>, DdpOptions)
 //     for (auto& batch : *loader) …
 //   }  // a rank that is done goes on for the others until all are; then all take the last one's model
 //
-// Steps are averaged over the ranks that still have input. All ranks must have one, at the same point.
+// Steps are averaged over the ranks that still have input. All ranks must have one, at the same point. Each
+// synchronised forward in it must be followed by one backward pass.
 class Join {
  public:
   explicit Join(DdpBase& ddp);

@@ -114,8 +114,9 @@ class ProcessGroup {
   // Every rank of this group must call it with the same ranks (of this group). Sorted, as PyTorch's. Returns
   // null on the ranks that are not in it.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
-  // Ends the group: calls under way or to come throw this error, here at once and on the other ranks when they
-  // next wait for this one. For a rank that cannot go on, so that the others need not wait for the timeout.
+  // Ends the group: calls under way or to come throw this error, here at once and on the other ranks when
+  // they next wait for this one. For a rank that cannot go on, so that the others need not wait for the
+  // timeout.
   void poison(const Error& why);
   // The c10d object underneath, for code that speaks c10d.
   c10::intrusive_ptr<c10d_backend> c10d() const;

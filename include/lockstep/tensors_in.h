@@ -1,5 +1,5 @@
-// Finds the tensors in what a module's forward returns: tensors, optionals, pairs and tuples, ranges (vectors,
-// arrays, maps: their values), and any nesting of these.
+// Finds the tensors in what a module's forward returns: tensors, optionals, pairs and tuples, ranges
+// (vectors, arrays, maps: their values), and any nesting of these.
 //
 // For a type of your own, write in its namespace
 //
@@ -28,7 +28,9 @@ concept HasOwnVisit = requires(const T& value, void (*visit)(const at::Tensor&))
   visit_tensors(value, visit);  // by argument-dependent lookup
 };
 template <class T>
-concept TupleLike = requires { std::tuple_size<T>::value; };
+concept TupleLike = requires {
+  std::tuple_size<T>::value;
+};
 template <class T>
 concept OptionalLike = requires(const T& value) {
   { value.has_value() } -> std::convertible_to<bool>;
@@ -49,11 +51,10 @@ void find_tensors(const T& value, std::vector<at::Tensor>& found) {
   } else if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
     found.push_back(value);
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
-    c10::IValue::HashAliasedIValues parts;
-    value.getSubValues(parts);
-    for (const auto& part : parts) {
+    value.visit([&found](const c10::IValue& part) {
       if (part.isTensor()) found.push_back(part.toTensor());
-    }
+      return false;
+    });
   } else if constexpr (OptionalLike<T>) {
     if (value.has_value()) visit(*value);
   } else if constexpr (TupleLike<T> && !RangeLike<T>) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace lockstep::compat {
@@ -55,6 +56,15 @@ NodeAddress GradientHook::node() const { return impl_->accumulator.get(); }
 
 void at_end_of_backward(std::function<void()> callback) {
   autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+bool accumulates_into(const std::unordered_map<NodeAddress, size_t>& nodes) {
+  const auto* wanted = autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return true;  // everything
+  for (const auto& [node, info] : *wanted) {
+    if (info.needed_ && nodes.contains(node)) return true;
+  }
+  return false;
 }
 
 void walk_graph(const std::vector<at::Tensor>& tensors, const std::function<void(NodeAddress)>& visit) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +33,10 @@ class GradientHook {
 // Within a backward pass: has this called once, when the pass is over and before backward() returns. What it
 // throws comes out of backward().
 void at_end_of_backward(std::function<void()> callback);
+
+// Within a backward pass: whether it is to accumulate into any of these nodes. torch::autograd::grad, which
+// hands gradients to its caller, does not.
+bool accumulates_into(const std::unordered_map<NodeAddress, size_t>& nodes);
 
 // Calls `visit` for every node that gradients of these tensors will flow through.
 void walk_graph(const std::vector<at::Tensor>& tensors, const std::function<void(NodeAddress)>& visit);

@@ -8,7 +8,8 @@ namespace lockstep {
 PeriodicAverager::PeriodicAverager(std::shared_ptr<ProcessGroup> group, AveragerOptions options)
     : group_(std::move(group)), options_(options) {
   if (!group_) throw UsageError("PeriodicAverager needs a process group");
-  if (options_.period < 1) throw UsageError("PeriodicAverager averages every 1 or more steps; see AveragerOptions");
+  if (options_.period < 1)
+    throw UsageError("PeriodicAverager averages every 1 or more steps; see AveragerOptions");
 }
 
 bool PeriodicAverager::average(const std::vector<at::Tensor>& parameters) {

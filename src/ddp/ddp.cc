@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "ddp/model.h"
 #include "ddp/replicas.h"
+#include "ddp/sync_batch_norm.h"
 
 namespace lockstep {
 
@@ -48,6 +49,18 @@ detail::NamedTensors without(detail::NamedTensors tensors, const std::vector<std
   return tensors;
 }
 
+// A tensor with several names is left out by any of them.
+detail::NamedTensors without_tensors(detail::NamedTensors tensors, const std::vector<std::string>& names) {
+  std::unordered_set<const void*> ignored;
+  for (const auto& [name, tensor] : tensors) {
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      ignored.insert(tensor.unsafeGetTensorImpl());
+  }
+  std::erase_if(tensors,
+                [&](const auto& named) { return ignored.contains(named.second.unsafeGetTensorImpl()); });
+  return tensors;
+}
+
 // A module that is registered twice brings its parameters twice.
 detail::NamedTensors once_each(const detail::NamedTensors& tensors) {
   detail::NamedTensors unique;
@@ -71,10 +84,10 @@ DdpBase::Impl::Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, 
     : model(std::move(view)), group(std::move(with)), options(std::move(chosen)) {
   check(model, group.get(), options);
   turn = {.participants = group->world_size(), .leader = 0};
-  model.parameters = without(once_each(model.parameters), options.ignore);
+  parameters = once_each(without_tensors(model.parameters, options.ignore));
   if (group->world_size() == 1) return;
-  ddp::check_same_model(*group, ddp::describe_model(model.parameters, buffers(), options));
-  const auto values = together(model.parameters, buffers());
+  ddp::check_same_model(*group, ddp::describe_model(parameters, buffers(), options));
+  const auto values = together(parameters, buffers());
   switch (options.init_sync) {
     case InitSync::Broadcast:
       ddp::broadcast_all(*group, values, 0);
@@ -91,23 +104,32 @@ DdpBase::Impl::Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, 
 detail::NamedTensors DdpBase::Impl::buffers() const { return without(model.buffers(), options.ignore); }
 
 void DdpBase::Impl::make_reducer() {
-  reducer::Parameters parameters;
-  averaged.resize(model.parameters.size());
-  for (size_t i = 0; i < model.parameters.size(); ++i) {
-    const auto& [name, tensor] = model.parameters[i];
+  reducer::Parameters to_average;
+  averaged.resize(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, tensor] = parameters[i];
     // What has once been averaged keeps its place, even if it is frozen for now.
     averaged[i] = averaged[i] || tensor.requires_grad();
     if (!averaged[i]) continue;
     const bool sparse = std::find(model.sparse.begin(), model.sparse.end(), name) != model.sparse.end();
-    parameters.push_back({name, tensor, sparse});
+    to_average.push_back({name, tensor, sparse});
   }
-  reducer = reducer::Reducer::make(group, std::move(parameters),
-                                   {.caps = {.first = bytes_of(options.first_bucket_mb),
-                                             .others = bytes_of(options.bucket_cap_mb)},
-                                    .find_unused = options.find_unused_parameters,
-                                    .static_graph = options.static_graph,
-                                    .as_view = options.gradient_as_bucket_view});
+  reducer = reducer::Reducer::make(
+      group, std::move(to_average),
+      {.caps = {.first = bytes_of(options.first_bucket_mb), .others = bytes_of(options.bucket_cap_mb)},
+       .find_unused = options.find_unused_parameters,
+       .static_graph = options.static_graph,
+       .as_view = options.gradient_as_bucket_view});
   reducer->set_hook(hook);
+}
+
+// Ranks that have run out of input hear of synchronised forwards only, and would be waited for.
+void DdpBase::Impl::refuse_lonely_batch_norm() const {
+  if (!joining || !model.is_training() || ddp::sync_groups_in(model).empty()) return;
+  throw UsageError(base::compose(
+      {.what = "a training forward under Join that is not synchronised goes through synchronised batch norms",
+       .evidence = "no_sync() or no gradient mode, with convert_sync_batchnorm",
+       .hint = "synchronise every forward under Join, or evaluate in eval() mode"}));
 }
 
 void DdpBase::Impl::sync_buffers(const reducer::Turn& with) {
@@ -127,21 +149,28 @@ void DdpBase::before_forward() {
   if (!self.reducer) return;
   self.reducer->refuse_if_interrupted();
   self.forward_syncs = *self.sync && at::GradMode::is_enabled();
-  if (!self.forward_syncs) return;
+  if (!self.forward_syncs) {
+    self.refuse_lonely_batch_norm();
+    return;
+  }
 
   // A parameter that was frozen until now has no place in the buckets.
   bool unfrozen = false;
   for (size_t i = 0; i < self.averaged.size(); ++i) {
-    unfrozen = unfrozen || (!self.averaged[i] && self.model.parameters[i].second.requires_grad());
+    unfrozen = unfrozen || (!self.averaged[i] && self.parameters[i].second.requires_grad());
   }
-  if (unfrozen) {
-    ddp::check_same_model(*self.group,
-                          ddp::describe_model(self.model.parameters, self.buffers(), self.options));
+  if (unfrozen || !self.reducer->fits_parameters()) {
+    if (self.joining) {
+      throw UsageError(
+          base::compose({.what = "parameters were unfrozen, or got another dtype or device, under Join",
+                         .hint = "do that before the Join is made, or after its end"}));
+    }
+    ddp::check_same_model(*self.group, ddp::describe_model(self.parameters, self.buffers(), self.options));
     self.make_reducer();
   }
   if (self.joining) self.turn = self.announce(true);
   if (self.options.verify_every > 0 && !self.joining && ++self.forwards % self.options.verify_every == 0) {
-    ddp::check_same_values(*self.group, self.model.parameters, "any more");
+    ddp::check_same_values(*self.group, self.parameters, "any more");
   }
   self.sync_buffers(self.turn);
 }
@@ -158,7 +187,7 @@ bool DdpBase::watches_outputs() const { return impl_->reducer != nullptr && at::
 
 std::vector<at::Tensor> DdpBase::parameters() const {
   std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : impl_->model.parameters) tensors.push_back(tensor);
+  for (const auto& [name, tensor] : once_each(impl_->model.parameters)) tensors.push_back(tensor);
   return tensors;
 }
 
@@ -181,7 +210,7 @@ DdpStats DdpBase::stats() const { return impl_->reducer ? impl_->reducer->stats(
 
 void DdpBase::verify_replicas() {
   if (!impl_->reducer) return;
-  ddp::check_same_values(*impl_->group, together(impl_->model.parameters, impl_->buffers()), "any more");
+  ddp::check_same_values(*impl_->group, together(impl_->parameters, impl_->buffers()), "any more");
 }
 
 }  // namespace lockstep

@@ -13,7 +13,8 @@ namespace lockstep {
 struct DdpBase::Impl {
   Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, DdpOptions chosen);
 
-  detail::ModelView model;  // without what is to be ignored
+  detail::ModelView model;
+  detail::NamedTensors parameters;  // without those to be ignored, each once
   const std::shared_ptr<ProcessGroup> group;
   const DdpOptions options;
   const std::shared_ptr<bool> sync = std::make_shared<bool>(true);
@@ -30,6 +31,7 @@ struct DdpBase::Impl {
 
   detail::NamedTensors buffers() const;
   void make_reducer();
+  void refuse_lonely_batch_norm() const;
   void sync_buffers(const reducer::Turn& turn);
 
   // Of the forward pass under way.

@@ -44,9 +44,11 @@ CommHook fp16_compress() { return compress(at::kHalf); }
 CommHook bf16_compress() { return compress(at::kBFloat16); }
 
 CommHook local_sgd(int64_t start_step) {
-  return [start_step, step = int64_t{0}](GradBucket& bucket, ProcessGroup& group) mutable -> CommResult {
-    const bool local = step >= start_step;
-    if (bucket.is_last) ++step;
+  // Shared by the copies of the hook.
+  const auto step = std::make_shared<int64_t>(0);
+  return [start_step, step](GradBucket& bucket, ProcessGroup& group) -> CommResult {
+    const bool local = *step >= start_step;
+    if (bucket.is_last) ++*step;
     if (local) return bucket.buffer;
     auto work = group.all_reduce_async(bucket.buffer);
     return [buffer = bucket.buffer, participants = bucket.participants, work]() mutable {

@@ -1,7 +1,9 @@
 #include <exception>
+#include <fmt/format.h>
 
 #include <ATen/ATen.h>
 
+#include "base/error_text.h"
 #include "ddp/ddp.h"
 #include "ddp/replicas.h"
 #include "ddp/sync_batch_norm.h"
@@ -58,18 +60,23 @@ void Join::finish() {
   restore_batch_norms(impl.model);
   // Those who finished early have missed the last steps.
   if (!impl.last_turn) return;
-  auto model = impl.model.parameters;
+  auto model = impl.parameters;
   for (auto& buffer : impl.buffers()) model.push_back(std::move(buffer));
   ddp::broadcast_all(*impl.group, model, impl.last_turn->leader);
 }
 
 Join::~Join() noexcept(false) {
-  // A rank on its way out with an exception takes no part any more; the others will see it go.
+  // A rank on its way out with an exception takes no part any more.
   if (std::uncaught_exceptions() == exceptions_) {
     finish();
-  } else {
-    ddp_.impl().joining = false;
-    restore_batch_norms(ddp_.impl().model);
+  } else if (auto& impl = ddp_.impl(); impl.joining) {
+    impl.joining = false;
+    impl.turn = {.participants = impl.group->world_size(), .leader = 0};
+    restore_batch_norms(impl.model);
+    impl.group->poison(
+        Error(base::compose({.what = "a rank has left the scope of its Join with an exception",
+                             .where = fmt::format("rank {}/{}", impl.group->rank(), impl.group->world_size()),
+                             .hint = "look at the output of that rank"})));
   }
 }
 

@@ -16,7 +16,8 @@
 namespace lockstep {
 
 detail::ModelView detail::view_of(const std::shared_ptr<torch::nn::Module>& module) {
-  if (!module) throw UsageError("DistributedDataParallel was given no module (a null pointer or an empty holder)");
+  if (!module)
+    throw UsageError("DistributedDataParallel was given no module (a null pointer or an empty holder)");
   ModelView view;
   for (const auto& parameter : module->named_parameters()) {
     view.parameters.emplace_back(parameter.key(), parameter.value());
@@ -44,7 +45,8 @@ namespace {
 
 std::string describe(const std::string& what, const std::string& name, const at::Tensor& tensor) {
   return fmt::format("{} '{}': {} [{}], strides [{}], {}{}", what, name, c10::toString(tensor.scalar_type()),
-                     fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "), tensor.device().str(),
+                     fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "),
+                     c10::DeviceTypeName(tensor.device().type(), true),
                      tensor.requires_grad() ? ", requires a gradient" : "");
 }
 
@@ -81,8 +83,8 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
   lines.push_back(fmt::format(
       "options: bucket_cap_mb {}, first_bucket_mb {}, broadcast_buffers {}, find_unused_parameters {}, "
       "static_graph {}, verify_every {}",
-      options.bucket_cap_mb, options.first_bucket_mb, options.broadcast_buffers, options.find_unused_parameters,
-      options.static_graph, options.verify_every));
+      options.bucket_cap_mb, options.first_bucket_mb, options.broadcast_buffers,
+      options.find_unused_parameters, options.static_graph, options.verify_every));
   return lines;
 }
 
@@ -110,8 +112,9 @@ void check_same_model(ProcessGroup& group, const std::vector<std::string>& lines
     throw MismatchError(base::compose(
         {.what = "the ranks do not hold the same model",
          .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
-         .evidence = fmt::format("rank 0 has {}; rank {} has {}", here == first.end() ? "nothing more" : *here,
-                                 rank, there == theirs.end() ? "nothing more" : *there),
+         .evidence =
+             fmt::format("rank 0 has {}; rank {} has {}", here == first.end() ? "nothing more" : *here, rank,
+                         there == theirs.end() ? "nothing more" : *there),
          .hint = "build the model from the same options on all ranks, and give DistributedDataParallel the "
                  "same ones"}));
   }

@@ -22,12 +22,13 @@ struct Matrix {
 
 // What is kept of a bucket from step to step.
 struct Memory {
-  at::Tensor lost;             // by compression: error feedback
-  std::vector<at::Tensor> qs;  // warm start
+  std::vector<std::string> names;  // of its parameters
+  at::Tensor lost;                 // by compression: error feedback
+  std::vector<at::Tensor> qs;      // warm start
 };
 
-// Column by column (Gram and Schmidt). A column that depends on those before it becomes zero: what is left of it
-// is rounding error, and made large again it would point anywhere.
+// Column by column (Gram and Schmidt). A column that depends on those before it becomes zero: what is left of
+// it is rounding error, and made large again it would point anywhere.
 void orthonormalize(at::Tensor& matrix) {
   constexpr double kNothing = 1e-5;
   for (int64_t column = 0; column < matrix.size(1); ++column) {
@@ -117,7 +118,8 @@ class PowerSgd {
     const auto matrices = matrices_of(bucket);
     if (matrices.empty()) return average(bucket.buffer, bucket.participants, group);
     auto& memory = memories_[bucket.index];
-    if (options_.error_feedback) {
+    if (memory.names != bucket.names) memory = {.names = bucket.names};  // another plan
+    if (options_.error_feedback && bucket.takes_part) {
       if (memory.lost.defined()) bucket.buffer.add_(memory.lost);
       memory.lost = bucket.buffer.clone();
     }
@@ -167,7 +169,7 @@ class PowerSgd {
       rest_work.wait();
       if (!rest->empty()) from_one(rest_in_one.div_(bucket.participants), *rest);
       // Nothing is lost of what was not compressed: the average is exact.
-      if (kept.lost.defined()) {
+      if (kept.lost.defined() && bucket.takes_part) {
         kept.lost.sub_(bucket.buffer);
         for (const auto& gradient : *rest) {
           const auto offset = gradient.storage_offset() - bucket.buffer.storage_offset();

@@ -37,7 +37,8 @@ void broadcast_all(ProcessGroup& group, const NamedTensors& tensors, int root) {
   std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> small;
   for (const auto& [name, named] : tensors) {
     if (!named.defined() || named.numel() == 0) continue;
-    auto tensor = named.detach();
+    // Without a share in its version counter: graphs of forwards before this one may have saved the buffer.
+    auto tensor = named.data();
     if (tensor.nbytes() >= kLarge) {
       group.broadcast(tensor, root);
     } else {
@@ -67,8 +68,9 @@ void check_same_values(ProcessGroup& group, const NamedTensors& tensors, const c
     throw MismatchError(base::compose(
         {.what = fmt::format("'{}' is not the same on all ranks {}", tensors[i].first, when),
          .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
-         .evidence = fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that differs",
-                                 others, tensors.size()),
+         .evidence =
+             fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that differs",
+                         others, tensors.size()),
          .hint = "the same seed before the model is made on all ranks, InitSync::Broadcast, and no change of "
                  "parameters on some ranks only keep replicas equal"}));
   }

@@ -216,6 +216,7 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 
 c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {
   if (!group.c10d) {
+    comm::refuse_if_poisoned(const_cast<ProcessGroup::Impl&>(group));
     group.c10d = make_c10d_backend("shm", c10::make_intrusive<c10d::HashStore>(), 0, 1, group.timeout);
   }
   return group.c10d;

@@ -29,10 +29,11 @@ Bucket::Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<si
   int64_t offset = 0;
   for (const auto index : members_) {
     const auto& tensor = parameters[index].tensor;
-    const auto like = tensor.is_non_overlapping_and_dense() ? tensor.strides().vec()
-                                                            : at::empty(tensor.sizes(), at::kMeta).strides().vec();
-    views_.push_back(at::empty({0}, options).set_(flat_.storage(), flat_.storage_offset() + offset,
-                                                  tensor.sizes(), like));
+    const auto like = tensor.is_non_overlapping_and_dense()
+                          ? tensor.strides().vec()
+                          : at::empty(tensor.sizes(), at::kMeta).strides().vec();
+    views_.push_back(
+        at::empty({0}, options).set_(flat_.storage(), flat_.storage_offset() + offset, tensor.sizes(), like));
     offset += padded(tensor.numel(), element_bytes);
   }
 }

@@ -63,16 +63,17 @@ UsageError with_graph(const ProcessGroup& group, const std::string& name) {
        .where = where(group),
        .evidence = "backward was called with create_graph, and the average over ranks cannot be "
                    "differentiated again",
-       .hint = "take second derivatives of a part of the loss with torch::autograd::grad, or under no_sync"}));
+       .hint =
+           "take second derivatives of a part of the loss with torch::autograd::grad, or under no_sync"}));
 }
 
 UsageError unexpected_layout(const ProcessGroup& group, const std::string& name, bool sparse) {
-  return UsageError(base::compose(
-      {.what = fmt::format("'{}' got a {} gradient", name, sparse ? "sparse" : "dense"),
-       .where = where(group),
-       .evidence = fmt::format("in the first pass, and so in the plan of all ranks, it is {}",
-                               sparse ? "dense" : "sparse"),
-       .hint = "a parameter's gradients must be of one kind, on all ranks"}));
+  return UsageError(
+      base::compose({.what = fmt::format("'{}' got a {} gradient", name, sparse ? "sparse" : "dense"),
+                     .where = where(group),
+                     .evidence = fmt::format("in the first pass, and so in the plan of all ranks, it is {}",
+                                             sparse ? "dense" : "sparse"),
+                     .hint = "a parameter's gradients must be of one kind, on all ranks"}));
 }
 
 UsageError interrupted(const ProcessGroup& group) {

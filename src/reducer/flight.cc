@@ -14,6 +14,7 @@ GradBucket describe(const Bucket& bucket, const Flight::Terms& terms) {
   GradBucket described{.index = terms.index,
                        .is_last = terms.is_last,
                        .buffer = bucket.flat(),
+                       .takes_part = terms.takes_part,
                        .participants = terms.participants};
   for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
     const auto& parameter = terms.parameters[bucket.members()[slot]];
@@ -51,11 +52,10 @@ at::Tensor Flight::finish() {
   const auto averaged = result_->wait();
   auto& flat = bucket_.flat();
   if (averaged.numel() != flat.numel()) {
-    throw UsageError(base::compose(
-        {.what = "the communication hook answered with a tensor of another size",
-         .evidence = fmt::format("bucket {} has {} elements, the answer {}", terms_.index, flat.numel(),
-                                 averaged.numel()),
-         .hint = "a hook answers with a tensor like its bucket's buffer"}));
+    throw UsageError(base::compose({.what = "the communication hook answered with a tensor of another size",
+                                    .evidence = fmt::format("bucket {} has {} elements, the answer {}",
+                                                            terms_.index, flat.numel(), averaged.numel()),
+                                    .hint = "a hook answers with a tensor like its bucket's buffer"}));
   }
   if (averaged.data_ptr() != flat.data_ptr()) flat.copy_(averaged.view({-1}));
   return {};

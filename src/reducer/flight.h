@@ -17,6 +17,7 @@ class Flight {
     const Parameters& parameters;
     const CommHook& hook;  // empty: an all-reduce
     int participants;
+    bool takes_part;
     size_t index;
     bool is_last;
   };

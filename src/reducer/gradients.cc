@@ -14,7 +14,7 @@ void take_in(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_v
   }
   if (bucket.holds(slot, gradient)) return;
   view.copy_(gradient);
-  if (as_view) gradient = view;
+  if (as_view) gradient = view.data();  // a tensor of its own on this memory: the user may do anything to it
 }
 
 void hand_out(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_view) {
@@ -22,7 +22,7 @@ void hand_out(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_
   auto& gradient = parameter.mutable_grad();
   const auto& view = bucket.view(slot);
   if (as_view) {
-    if (!gradient.defined() || !bucket.holds(slot, gradient)) gradient = view;
+    if (!gradient.defined() || !bucket.holds(slot, gradient)) gradient = view.data();
   } else if (gradient.defined()) {
     gradient.copy_(view);
   } else {

@@ -9,9 +9,9 @@
 namespace lockstep::reducer {
 
 struct Learned {
-  std::vector<size_t> order;   // of the parameters: the leader's
-  std::vector<bool> sparse;    // on some rank
-  std::vector<bool> used;      // on some rank
+  std::vector<size_t> order;  // of the parameters: the leader's
+  std::vector<bool> sparse;   // on some rank
+  std::vector<bool> used;     // on some rank
 };
 
 // All ranks must call it, with what they have seen themselves.

@@ -12,6 +12,9 @@ struct Parameter {
   std::string name;
   at::Tensor tensor;
   bool sparse = false;  // its gradients will be
+  // As they were when it was registered here.
+  at::ScalarType dtype = tensor.scalar_type();
+  at::Device device = tensor.device();
 };
 using Parameters = std::vector<Parameter>;
 

@@ -1,5 +1,7 @@
 #include "reducer/reducer.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "reducer/diagnose.h"
@@ -23,54 +25,91 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Opt
       parameters_(std::move(parameters)),
       options_(options),
       states_(parameters_.size()),
+      counting_(options.static_graph),
       expected_(parameters_.size(), 1),
       places_(parameters_.size()) {
   for (const auto& parameter : parameters_) sparse_.push_back(parameter.sparse);
+  // For gradients of a module that is called past the wrapper.
+  last_forward_.turn = {.participants = group_->world_size(), .leader = 0};
 }
 
 Reducer::~Reducer() = default;
 
-void Reducer::fail(const UsageError& error) {
-  group_->poison(error);
-  throw error;
+template <class Body>
+void Reducer::guarded(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    abandon(error);
+    throw;
+  } catch (const std::exception& error) {
+    abandon(Error(error.what()));
+    throw;
+  }
+}
+
+void Reducer::abandon(const Error& why) {
+  // First: what is under way holds on to the connections by which the others are told.
+  flights_.clear();
+  group_->poison(why);
+  pass_.reset();
+  reset();
 }
 
 // ---- Forward
 
 void Reducer::refuse_if_interrupted() {
   const std::lock_guard lock(mutex_);
-  drop_interrupted_pass();
+  guarded([&] { drop_interrupted_pass(); });
 }
 
 void Reducer::drop_interrupted_pass() {
   if (!pass_ || !pass_->alive.expired()) return;
-  const bool harmless = !pass_->sync;
+  if (pass_->sync) throw interrupted(*group_);
+  for (auto& state : states_) state.fired = 0;
   pass_.reset();
-  reset();
-  if (!harmless) fail(interrupted(*group_));
+}
+
+bool Reducer::fits_parameters() const {
+  return std::all_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
+    return parameter.tensor.scalar_type() == parameter.dtype && parameter.tensor.device() == parameter.device;
+  });
 }
 
 void Reducer::expect(bool sync, Turn turn, const std::vector<at::Tensor>& outputs) {
-  Forward forward{.sync = sync, .turn = turn};
-  if (sync && options_.find_unused && learned_ && !outputs.empty()) {
-    forward.reach = reachable(outputs, nodes_);
-    const std::lock_guard lock(mutex_);
-    may_be_reached_.resize(parameters_.size());
-    for (size_t i = 0; i < parameters_.size(); ++i) may_be_reached_[i] = may_be_reached_[i] || forward.reach[i];
-  }
+  auto forward = std::make_shared<Forward>();
+  forward->sync = sync;
+  forward->turn = turn;
+  const bool walk = options_.find_unused && !options_.static_graph && learned_ && !outputs.empty();
+  if (walk) forward->reach = reachable(outputs, nodes_);
+
   const std::lock_guard lock(mutex_);
-  last_forward_ = forward;
-  const auto shared = std::make_shared<const Forward>(std::move(forward));
+  last_forward_ = *forward;
+  std::erase_if(open_forwards_, [](const auto& open) { return open.expired(); });
+  open_forwards_.push_back(forward);
   for (const auto& output : outputs) {
     // A hook on a leaf would stay there for ever.
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([self = weak_from_this(), shared](const at::Tensor&) {
-      if (const auto reducer = self.lock()) {
-        const std::lock_guard begin_lock(reducer->mutex_);
-        reducer->begin(*shared);
-      }
+    output.register_hook([self = weak_from_this(), forward](const at::Tensor&) {
+      const auto reducer = self.lock();
+      if (!reducer || !compat::accumulates_into(reducer->nodes_)) return;
+      const std::lock_guard begin_lock(reducer->mutex_);
+      reducer->guarded([&] { reducer->begin(*forward); });
     });
   }
+}
+
+// What backward passes through the outputs of all forwards that are still there may reach; nothing if that is
+// not known of one of them. Each is kept by the hooks on its outputs.
+std::optional<Flags> Reducer::reach_of_open_forwards() {
+  Flags reach(parameters_.size());
+  for (const auto& open : open_forwards_) {
+    const auto forward = open.lock();
+    if (!forward) continue;
+    if (forward->reach.empty()) return std::nullopt;
+    for (size_t i = 0; i < reach.size(); ++i) reach[i] = reach[i] || forward->reach[i];
+  }
+  return reach;
 }
 
 // ---- Backward
@@ -91,13 +130,13 @@ void Reducer::begin(const Forward& forward) {
   if (!learned_) return;
 
   const at::NoGradGuard no_grad;
+  const auto reach = options_.find_unused ? reach_of_open_forwards() : std::nullopt;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& state = states_[i];
     if (state.ready || state.fired > 0) continue;
-    const bool unreachable = !forward.reach.empty() && !forward.reach[i] &&
-                             (may_be_reached_.empty() || !may_be_reached_[i]);
-    const bool none_expected = !parameters_[i].tensor.requires_grad() || expected_[i] == 0 || unreachable;
-    if (!none_expected) continue;
+    const bool unreachable = reach && !(*reach)[i];
+    const bool none_counted = !counting_ && expected_[i] == 0;
+    if (parameters_[i].tensor.requires_grad() && !none_counted && !unreachable) continue;
     // Gradients from passes that were not synchronised travel now.
     if (state.used) {
       set_ready(i);
@@ -109,18 +148,22 @@ void Reducer::begin(const Forward& forward) {
 
 void Reducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
-  if (!pass_ || pass_->alive.expired()) begin(last_forward_);
-  auto& state = states_[index];
-  ++state.fired;
-  const bool bystander = state.bystander.has_value();
-  state.used = true;
-  if (!pass_->sync) return;
-  if (!learned_) {
-    if (state.fired == 1) ready_order_.push_back(index);
-    return;
-  }
-  if (state.fired > expected_[index]) fail(one_too_many(*group_, parameters_[index].name, options_.static_graph));
-  if (bystander) fail(used_elsewhere(*group_, parameters_[index].name));
+  guarded([&] {
+    if (!pass_ || pass_->alive.expired()) begin(last_forward_);
+    auto& state = states_[index];
+    ++state.fired;
+    state.used = true;
+    if (pass_->sync) take_on(index);
+  });
+}
+
+void Reducer::take_on(size_t index) {
+  const auto& state = states_[index];
+  const auto& name = parameters_[index].name;
+  if (!learned_ && state.fired == 1) ready_order_.push_back(index);
+  if (!learned_ || counting_) return;
+  if (state.fired > expected_[index]) throw one_too_many(*group_, name, options_.static_graph);
+  if (state.bystander) throw used_elsewhere(*group_, name);
   if (state.fired == expected_[index]) {
     set_ready(index);
     launch_what_is_ready();
@@ -135,9 +178,9 @@ void Reducer::check_gradient(size_t index) {
   const auto& parameter = parameters_[index];
   const auto& gradient = parameter.tensor.grad();
   if (!gradient.defined()) return;
-  if (gradient.requires_grad()) fail(with_graph(*group_, parameter.name));
+  if (gradient.requires_grad()) throw with_graph(*group_, parameter.name);
   if (gradient.is_sparse() != sparse_[index]) {
-    fail(unexpected_layout(*group_, parameter.name, gradient.is_sparse()));
+    throw unexpected_layout(*group_, parameter.name, gradient.is_sparse());
   }
 }
 
@@ -151,6 +194,7 @@ void Reducer::set_ready(size_t index) {
 }
 
 void Reducer::set_bystander(size_t index) {
+  check_gradient(index);
   const auto& place = places_[index];
   if (place.bucket == SIZE_MAX) return;
   states_[index].bystander.emplace(buckets_[place.bucket], place.slot, parameters_[index].tensor);
@@ -172,8 +216,9 @@ void Reducer::launch_what_is_ready() {
                                                          .parameters = parameters_,
                                                          .hook = hook_,
                                                          .participants = pass_->turn.participants,
+                                                         .takes_part = !pass_->shadows,
                                                          .index = index,
-                                                         .is_last = index + 1 == buckets_.size()});
+                                                         .is_last = index == last_dense_});
   }
 }
 
@@ -182,24 +227,21 @@ void Reducer::launch_what_is_ready() {
 void Reducer::end() {
   const std::lock_guard lock(mutex_);
   if (!pass_) return;
-  const at::NoGradGuard no_grad;
-  const Pass pass = *pass_;
-  may_be_reached_.clear();
-  if (!pass.sync) {
+  if (!pass_->sync) {
     for (auto& state : states_) state.fired = 0;
     pass_.reset();
     return;
   }
-  try {
-    if (!learned_) learn(pass.turn);
+  guarded([&] {
+    const at::NoGradGuard no_grad;
+    if (!learned_) learn(pass_->turn);
+    if (std::exchange(counting_, false)) {
+      for (size_t i = 0; i < parameters_.size(); ++i) expected_[i] = states_[i].fired;
+    }
     settle_the_rest();
     launch_what_is_ready();
     finish();
-  } catch (...) {
-    pass_.reset();
-    flights_.clear();
-    throw;
-  }
+  });
   timeline_.end();
   timeline_.log();
   pass_.reset();
@@ -209,8 +251,12 @@ void Reducer::end() {
 void Reducer::settle_the_rest() {
   std::vector<std::string> missing;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    auto& state = states_[i];
-    if (state.ready || places_[i].bucket == SIZE_MAX) continue;
+    const auto& state = states_[i];
+    if (state.ready) continue;
+    if (places_[i].bucket == SIZE_MAX) {
+      if (state.used) throw one_too_many(*group_, parameters_[i].name, true);
+      continue;
+    }
     const bool complete = state.fired == expected_[i] && state.fired > 0;
     // A static graph uses what it used in the first pass, whatever earlier passes have left.
     const bool left_over = state.used && state.fired == 0 && !(options_.static_graph && expected_[i] > 0);
@@ -223,7 +269,7 @@ void Reducer::settle_the_rest() {
       missing.push_back(parameters_[i].name);
     }
   }
-  if (!missing.empty()) fail(no_gradient(*group_, missing, options_.static_graph));
+  if (!missing.empty()) throw no_gradient(*group_, missing, options_.static_graph);
 }
 
 void Reducer::finish() {
@@ -285,13 +331,9 @@ void Reducer::learn(const Turn& turn) {
       missing.push_back(parameters_[i].name);
     }
   }
-  if (!missing.empty()) fail(no_gradient(*group_, missing, false));
-  if (options_.static_graph) {
-    for (size_t i = 0; i < count; ++i) expected_[i] = states_[i].fired;
-  } else {
-    for (size_t i = 0; i < count; ++i) {
-      if (states_[i].fired > 1) fail(one_too_many(*group_, parameters_[i].name, false));
-    }
+  if (!missing.empty()) throw no_gradient(*group_, missing, false);
+  for (size_t i = 0; i < count && !options_.static_graph; ++i) {
+    if (states_[i].fired > 1) throw one_too_many(*group_, parameters_[i].name, false);
   }
   adopt(agree(*group_, turn.leader, seen));
   ready_order_.clear();
@@ -324,6 +366,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
     // Each takes its gradients in before the next is made, so that there is never much more than one copy.
     buckets_.emplace_back(*group_, parameters_, std::move(members), sparse);
     auto& bucket = buckets_.back();
+    if (!sparse) last_dense_ = buckets_.size() - 1;
     for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
       const auto& tensor = parameters_[bucket.members()[slot]].tensor;
       if (tensor.grad().defined() && !tensor.grad().requires_grad() && tensor.grad().is_sparse() == sparse) {
@@ -338,28 +381,29 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
 
 void Reducer::shadow(Turn turn) {
   const std::lock_guard lock(mutex_);
-  const at::NoGradGuard no_grad;
-  if (!learned_) {
-    Learned seen;
-    seen.order = complete_order({}, parameters_.size());
-    seen.sparse = sparse_;
-    seen.used.assign(parameters_.size(), false);
-    adopt(agree(*group_, turn.leader, seen));
-  }
-  pass_.emplace();
-  pass_->sync = true;
-  pass_->turn = turn;
-  timeline_.begin(buckets_.size());
-  for (size_t index = 0; index < buckets_.size(); ++index) {
-    if (buckets_[index].sparse()) {
-      parameters_[buckets_[index].members().front()].tensor.mutable_grad() = at::Tensor();
-    } else {
-      buckets_[index].flat().zero_();
+  guarded([&] {
+    const at::NoGradGuard no_grad;
+    if (!learned_) {
+      Learned seen;
+      seen.order = complete_order({}, parameters_.size());
+      seen.sparse = sparse_;
+      seen.used.assign(parameters_.size(), false);
+      adopt(agree(*group_, turn.leader, seen));
     }
-    pending_[index] = 0;
-  }
-  launch_what_is_ready();
-  finish();
+    pass_ = Pass{.sync = true, .shadows = true, .turn = turn};
+    timeline_.begin(buckets_.size());
+    for (size_t index = 0; index < buckets_.size(); ++index) {
+      auto& bucket = buckets_[index];
+      if (bucket.sparse()) {
+        parameters_[bucket.members().front()].tensor.mutable_grad() = at::Tensor();
+      } else {
+        bucket.flat().zero_();
+      }
+      pending_[index] = 0;
+    }
+    launch_what_is_ready();
+    finish();
+  });
   pass_.reset();
   reset();
 }

@@ -2,8 +2,8 @@
 //
 // A parameter's gradient is ready when autograd has accumulated it; a bucket when all of its gradients are;
 // buckets are launched strictly in the order of the plan, which is the same on all ranks. The first
-// synchronised pass launches nothing before its end: it shows in which order gradients become ready, and which
-// of them are sparse, and the plan is made of that.
+// synchronised pass launches nothing before its end: it shows in which order gradients become ready, and
+// which of them are sparse, and the plan is made of that.
 //
 // A pass is synchronised if the forward that it goes back to was. That is learned from hooks on the forward's
 // outputs, which autograd calls before any gradient of this model is ready.
@@ -56,6 +56,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Before a forward pass: throws if the last backward pass was interrupted.
   void refuse_if_interrupted();
+  // False when a parameter has got another dtype or device since: its hook and its bucket are of no use any
+  // more.
+  bool fits_parameters() const;
   // After a forward pass: how the backward pass through these outputs is to go.
   void expect(bool sync, Turn turn, const std::vector<at::Tensor>& outputs);
   // Takes part in a backward pass of the others, without gradients of its own.
@@ -75,6 +78,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // One backward pass.
   struct Pass {
     bool sync = false;
+    bool shadows = false;  // others' gradients only
     Turn turn;
     std::weak_ptr<int> alive;  // expires when autograd has dropped the end-of-pass callback
   };
@@ -86,9 +90,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::optional<Bystander> bystander;  // took no part
   };
 
+  // Ends the group with whatever the body throws, so that no rank waits for this one.
+  template <class Body>
+  void guarded(Body&& body);
+  void abandon(const Error& why);
   void drop_interrupted_pass();
+  std::optional<Flags> reach_of_open_forwards();
   void begin(const Forward& forward);
   void on_gradient(size_t index);
+  void take_on(size_t index);
   void end();
 
   void check_gradient(size_t index);
@@ -103,7 +113,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void adopt(const Learned& agreed);
   void make_buckets(const std::vector<size_t>& order);
   void reset();
-  [[noreturn]] void fail(const UsageError& error);
 
   const std::shared_ptr<ProcessGroup> group_;
   const Parameters parameters_;
@@ -114,12 +123,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   std::mutex mutex_;
   Forward last_forward_;
-  Flags may_be_reached_;  // by the backward passes of forwards since the last pass
+  std::vector<std::weak_ptr<const Forward>> open_forwards_;  // whose graphs are alive
   std::optional<Pass> pass_;
   std::vector<State> states_;
   std::vector<size_t> ready_order_;  // seen in the first pass
 
   bool learned_ = false;
+  bool counting_;  // static graph: this rank has not seen yet how often its parameters are used
   std::vector<bool> sparse_;
   std::vector<int> expected_;  // gradients of each parameter in a pass
   struct Place {
@@ -127,8 +137,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;
-  std::vector<size_t> pending_;  // gradients that each bucket waits for
-  std::vector<Flight> flights_;  // launched, in order
+  size_t last_dense_ = SIZE_MAX;  // of them
+  std::vector<size_t> pending_;   // gradients that each bucket waits for
+  std::vector<Flight> flights_;   // launched, in order
   Timeline timeline_;
 };
 

@@ -48,7 +48,8 @@ at::Tensor SparseExchange::finish(int participants) {
     all_values[rank] = all_values[rank].narrow(0, 0, counts[rank]);
   }
   // Coalescing adds up what rows have in common, in the order of the ranks.
-  auto sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), gradient_.sizes()).coalesce();
+  auto sum =
+      at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), gradient_.sizes()).coalesce();
   sum.values().div_(participants);
   return sum;
 }

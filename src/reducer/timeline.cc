@@ -28,15 +28,15 @@ void Timeline::end() {
   ++done_.steps;
   done_.buckets.clear();
   for (const auto& marks : marks_) {
-    done_.buckets.push_back(
-        {.ready = marks.ready, .launched = marks.launched, .finished = marks.finished});
+    done_.buckets.push_back({.ready = marks.ready, .launched = marks.launched, .finished = marks.finished});
   }
 }
 
 void Timeline::log() const {
-  base::log_debug("step {}: backward {:.3f} ms, {} buckets, communication {:.3f} ms, of which exposed {:.3f} ms",
-                  done_.steps, 1e3 * done_.backward, done_.buckets.size(), 1e3 * done_.communication,
-                  1e3 * done_.exposed);
+  base::log_debug(
+      "step {}: backward {:.3f} ms, {} buckets, communication {:.3f} ms, of which exposed {:.3f} ms",
+      done_.steps, 1e3 * done_.backward, done_.buckets.size(), 1e3 * done_.communication,
+      1e3 * done_.exposed);
 }
 
 void Timeline::report(DdpStats& stats) const { stats = done_; }

@@ -150,9 +150,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<Operation*> received_;  // scratch of progress()
   Clock::time_point last_look_{};
 
-  int waiting_ = 0;         // threads in wait()
-  uint64_t attended_ = 0;   // how often threads have come by and carried things on
-  bool inline_ = false;     // they do so often enough
+  int waiting_ = 0;        // threads in wait()
+  uint64_t attended_ = 0;  // how often threads have come by and carried things on
+  bool inline_ = false;    // they do so often enough
   bool has_attendant_ = false;
   bool attendant_rests_ = false;  // until it is called
   bool retired_ = false;

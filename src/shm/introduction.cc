@@ -61,7 +61,8 @@ auto ask_store(const comm::RankFacts& asker, Question&& question) {
 
 void introduce(c10d::Store& store, const Introduction& mine) {
   const auto text = encode(mine);
-  ask_store(mine.facts, [&] { store.set(key_of(mine.facts.rank), {text.begin(), text.end()}); });
+  ask_store(mine.facts,
+            [&] { store.set(key_of(mine.facts.rank), std::vector<uint8_t>(text.begin(), text.end())); });
 }
 
 std::optional<Introduction> find_introduction(c10d::Store& store, int other, const comm::RankFacts& asker) {

@@ -8,6 +8,7 @@
 #include <lockstep/jit.h>
 
 #include "ddp/training.h"
+#include "support/message_of.h"
 
 namespace lockstep::testing {
 namespace {
@@ -17,17 +18,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Construction : public DdpTest {};
-
-template <class Kind, class Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 TEST_P(Construction, TakesEveryKindOfModule) {
   run([](ProcessGroup& group) {
@@ -79,7 +69,9 @@ TEST_P(Construction, TakesAnyBackendOfC10d) {
     const auto file = "/tmp/lockstep-test-" + std::to_string(path);
     {
       auto store = c10::make_intrusive<c10d::FileStore>(file, group.world_size());
-      auto backend = group.new_group(group.world_size() == 2 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2})->c10d();
+      auto backend =
+          group.new_group(group.world_size() == 2 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2})
+              ->c10d();
       auto wrapped = make_process_group(backend, c10::make_intrusive<c10d::PrefixStore>("w", store));
       DistributedDataParallel ddp(make_net(), wrapped);
       const auto mine = share_of(global_batch(24, 0), group);
@@ -113,8 +105,8 @@ TEST_P(Construction, BroadcastsVerifiesOrLeavesAlone) {
 TEST_P(Construction, OfDifferentModelsSaysWhatDiffers) {
   run([](ProcessGroup& group) {
     const bool odd = group.rank() == 1;
-    const auto shape = message_of<MismatchError>(
-        [&] { DistributedDataParallel ddp(std::make_shared<Net>(odd ? 20 : 16)); });
+    const auto shape =
+        message_of<MismatchError>([&] { DistributedDataParallel ddp(std::make_shared<Net>(odd ? 20 : 16)); });
     EXPECT_THAT(shape, AllOf(HasSubstr("rank 0 has parameter 'first.weight': Float [16, 8]"),
                              HasSubstr("rank 1 has parameter 'first.weight': Float [20, 8]")));
     const auto dtype = message_of<MismatchError>([&] {
@@ -149,7 +141,8 @@ TEST_P(Construction, RefusesWhatCannotBe) {
     EXPECT_THROW(DistributedDataParallel<Net>{none}, UsageError);
     EXPECT_THROW(DistributedDataParallel(make_net(), nullptr), UsageError);
     EXPECT_THROW(DistributedDataParallel(make_net(), default_group(), {.bucket_cap_mb = 0}), UsageError);
-    EXPECT_THROW(DistributedDataParallel(make_net(), default_group(), {.ignore = {"fist.weight"}}), UsageError);
+    EXPECT_THROW(DistributedDataParallel(make_net(), default_group(), {.ignore = {"fist.weight"}}),
+                 UsageError);
     auto frozen = make_net();
     for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
     EXPECT_THROW(DistributedDataParallel{frozen}, UsageError);

@@ -1,5 +1,5 @@
-// N ranks with a part of the batch each train as one process with the whole batch, and are equal to each other
-// bit for bit at every step.
+// N ranks with a part of the batch each train as one process with the whole batch, and are equal to each
+// other bit for bit at every step.
 #include "ddp/training.h"
 
 namespace lockstep::testing {
@@ -93,8 +93,8 @@ TEST_P(Equality, AccumulationOverMicroBatchesIsTheBigBatch) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(Equality, World("shm", 1), World("shm", 2), World("shm", 3), World("shm", 4), World("gloo", 2),
-                    World("gloo", 3));
+LOCKSTEP_DDP_WORLDS(Equality, World("shm", 1), World("shm", 2), World("shm", 3), World("shm", 4),
+                    World("gloo", 2), World("gloo", 3));
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -83,7 +83,8 @@ TEST_P(Gradients, StayWhereTheyAre) {
 // Items 3 and 4: many buckets, in the order in which gradients become ready.
 TEST_P(Gradients, TravelInBucketsInTheOrderOfBackward) {
   run([](ProcessGroup& group) {
-    DistributedDataParallel ddp(make_net(), default_group(), {.bucket_cap_mb = 0.0005, .first_bucket_mb = 0.0001});
+    DistributedDataParallel ddp(make_net(), default_group(),
+                                {.bucket_cap_mb = 0.0005, .first_bucket_mb = 0.0001});
     auto alone = make_net();
     for (int step = 0; step < 3; ++step) {
       drop_gradients(ddp.parameters());
@@ -163,7 +164,8 @@ TEST_P(Gradients, KeepTheStridesOfTheirParameters) {
 // Item 4: sparse gradients travel alone.
 struct Embeds : torch::nn::Module {
   explicit Embeds(bool sparse)
-      : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(50, 6).sparse(sparse)))),
+      : table(register_module("table",
+                              torch::nn::Embedding(torch::nn::EmbeddingOptions(50, 6).sparse(sparse)))),
         head(register_module("head", torch::nn::Linear(6, 4))) {}
   at::Tensor forward(const at::Tensor& words) { return head->forward(table->forward(words).mean(1)); }
   torch::nn::Embedding table;
@@ -219,7 +221,7 @@ TEST_P(Gradients, SharedParametersCountOnceAndFrozenOnesNotAtAll) {
     loss_of(ddp(mine), mine).backward();
     EXPECT_TRUE(at::allclose(ddp->in->weight.grad(), alone->in->weight.grad(), 1e-5, 1e-6));
     EXPECT_FALSE(ddp->frozen->weight.grad().defined());
-    EXPECT_EQ(ddp.parameters().size(), 2U + 1U + 2U);  // in, head without its bias, frozen
+    EXPECT_EQ(ddp.parameters().size(), 2U + 2U + 2U);  // in, head, frozen: what an optimizer wants
     // What is ignored keeps this rank's own gradient.
     const auto all = group.all_gather(ddp->head->bias.grad().clone());
     EXPECT_FALSE(same_bits(all[0], all[1]));
@@ -254,6 +256,51 @@ TEST_P(Gradients, FreezingAndUnfreezingBetweenSteps) {
       optimizer.step();
       reference.step();
       expect_same_on_all_ranks(group, ddp.parameters());
+    }
+  });
+}
+
+TEST_P(Gradients, OfAModuleThatGetsAnotherDtype) {
+  run([](ProcessGroup& group) {
+    for (const bool find_unused : {false, true}) {
+      DistributedDataParallel ddp(make_net(), default_group(), {.find_unused_parameters = find_unused});
+      const auto mine = share_of(global_batch(24, 0), group);
+      loss_of(ddp(mine), mine).backward();
+      drop_gradients(ddp.parameters());
+      ddp->to(at::kDouble);
+      const auto wide = mine.to(at::kDouble);
+      for (int step = 0; step < 2; ++step) {
+        loss_of(ddp(wide), wide).backward();
+        expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+        EXPECT_EQ(ddp.stats().buckets.front().dtype, "Double");
+      }
+    }
+  });
+}
+
+TEST_P(Gradients, WhoseDataIsReplaced) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_net());
+    for (int step = 0; step < 3; ++step) {
+      const auto mine = share_of(global_batch(24, step), group);
+      for (auto& gradient : gradients_of(ddp.parameters())) {
+        if (gradient.defined()) gradient.set_data(torch::zeros_like(gradient));
+      }
+      loss_of(ddp(mine), mine).backward();
+      expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+    }
+  });
+}
+
+// A buffer that a graph has saved may be broadcast into before that graph's backward pass.
+TEST_P(Gradients, OfTwoForwardsThroughABatchNorm) {
+  run([](ProcessGroup& group) {
+    torch::nn::Sequential layers(torch::nn::Linear(8, 4), torch::nn::BatchNorm1d(4));
+    DistributedDataParallel ddp(layers);
+    for (int step = 0; step < 2; ++step) {
+      const auto mine = share_of(global_batch(24, step), group);
+      (ddp(mine).pow(2).sum() + ddp(mine * 2).pow(3).sum()).backward();
+      expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
     }
   });
 }

@@ -26,8 +26,8 @@ double difference_after(ProcessGroup& group, const CommHook& hook, int steps) {
   }
   double difference = 0;
   for (size_t i = 0; i < plain.parameters().size(); ++i) {
-    difference = std::max(difference,
-                          (plain.parameters()[i] - hooked.parameters()[i]).abs().max().item<double>());
+    difference =
+        std::max(difference, (plain.parameters()[i] - hooked.parameters()[i]).abs().max().item<double>());
   }
   return difference;
 }
@@ -80,7 +80,8 @@ TEST_P(Hooks, OfTheUsersOwn) {
     };
     for (const auto& kind : kinds) EXPECT_LT(difference_after(group, kind, 3), 1e-6);
     // What they are told.
-    DistributedDataParallel ddp(make_net(), default_group(), {.bucket_cap_mb = 0.0005, .first_bucket_mb = 0.0001});
+    DistributedDataParallel ddp(make_net(), default_group(),
+                                {.bucket_cap_mb = 0.0005, .first_bucket_mb = 0.0001});
     std::vector<std::string> names;
     int last = 0;
     size_t expected = 0;
@@ -115,7 +116,9 @@ TEST_P(Hooks, PowerSgdOfFullRankIsTheAverage) {
   run([](ProcessGroup& group) {
     // Nothing is compressed, or everything is, exactly; the first steps go as usual.
     EXPECT_LT(difference_after(group, hooks::power_sgd({.rank = 1, .start_step = 100}), 5), 1e-6);
-    EXPECT_LT(difference_after(group, hooks::power_sgd({.rank = 16, .start_step = 2, .min_compression = 0}), 5), 1e-3);
+    EXPECT_LT(
+        difference_after(group, hooks::power_sgd({.rank = 16, .start_step = 2, .min_compression = 0}), 5),
+        1e-3);
   });
 }
 
@@ -154,6 +157,66 @@ TEST_P(Hooks, LocalSgdAveragesTheModelNowAndThen) {
       EXPECT_EQ(averaged, step >= 2 && (step - 2) % 3 == 0);
       const auto all = group.all_gather(ddp->first->weight.detach().clone());
       EXPECT_EQ(same_bits(all[0], all[1]), step < 2 || averaged) << step;
+    }
+  });
+}
+
+// A sparse gradient goes another way; the last bucket that a hook sees is the last one all the same.
+TEST_P(Hooks, BesideSparseGradients) {
+  struct Embeds : torch::nn::Module {
+    Embeds()
+        : table(
+              register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).sparse(true)))),
+          head(register_module("head", torch::nn::Linear(4, 2))) {}
+    at::Tensor forward(const at::Tensor& words) { return head->forward(table->forward(words)); }
+    torch::nn::Embedding table;
+    torch::nn::Linear head;
+  };
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(std::make_shared<Embeds>());
+    ddp.register_comm_hook(hooks::local_sgd(/*start_step=*/1));
+    for (int step = 0; step < 2; ++step) {
+      drop_gradients(ddp.parameters());
+      ddp(at::remainder(torch::arange(6) * (group.rank() + 1), 9)).pow(2).sum().backward();
+      const auto all = group.all_gather(ddp->head->weight.grad().clone());
+      EXPECT_EQ(same_bits(all[0], all[1]), step == 0);
+      expect_same_on_all_ranks(group, {ddp->table->weight.grad()});
+    }
+  });
+}
+
+TEST_P(Hooks, PowerSgdOutlivesAPlan) {
+  run([](ProcessGroup& group) {
+    auto net = make_net();
+    net->second->weight.requires_grad_(false);
+    DistributedDataParallel ddp(net);
+    ddp.register_comm_hook(hooks::power_sgd({.rank = 2, .start_step = 0, .min_compression = 1}));
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2) net->second->weight.requires_grad_(true);
+      drop_gradients(ddp.parameters());
+      const auto mine = share_of(global_batch(24, step), group);
+      loss_of(ddp(mine), mine).backward();
+      if (step >= 2) expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+    }
+  });
+}
+
+// One rank's hook throws: the others do not wait for it.
+TEST_P(Hooks, ThatThrowEndTheStepEverywhere) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_net());
+    ddp.register_comm_hook([&](GradBucket& bucket, ProcessGroup& with) -> CommResult {
+      if (with.rank() == 1) throw std::runtime_error("the hook is broken");
+      with.all_reduce(bucket.buffer, ReduceOp::Avg);
+      return bucket.buffer;
+    });
+    const auto mine = share_of(global_batch(24, 0), group);
+    auto loss = loss_of(ddp(mine), mine);
+    try {
+      loss.backward();
+      ADD_FAILURE() << "no error";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("the hook is broken"));
     }
   });
 }

@@ -1,4 +1,5 @@
-// Passes that are not synchronised (items 15, 16, 17), and several passes (several forwards, several modules).
+// Passes that are not synchronised (items 15, 16, 17), and several passes (several forwards, several
+// modules).
 #include "ddp/training.h"
 
 namespace lockstep::testing {
@@ -219,6 +220,39 @@ TEST_P(NoSyncTest, TwoModulesInTurn) {
       expect_same_on_all_ranks(group, g_ddp.parameters());
       expect_same_on_all_ranks(group, d_ddp.parameters());
     }
+  });
+}
+
+// torch::autograd::grad hands gradients to its caller and accumulates none: nobody else has to take part.
+TEST_P(NoSyncTest, AutogradGradIsNoPass) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_net());
+    for (int step = 0; step < 3; ++step) {
+      auto mine = share_of(global_batch(24, step), group).clone().requires_grad_(true);
+      const auto output = ddp(mine);
+      // On one rank only: a gradient penalty, and gradients of parameters.
+      if (group.rank() == 0) {
+        const auto slope = torch::autograd::grad({output.sum()}, {mine}, {}, true)[0];
+        EXPECT_TRUE(slope.defined());
+        torch::autograd::grad({output.sum()}, {ddp->first->weight}, {}, true);
+      }
+      EXPECT_EQ(ddp.stats().steps, step);
+      loss_of(output, mine.detach()).backward();
+      EXPECT_EQ(ddp.stats().steps, step + 1);
+      expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+    }
+  });
+}
+
+TEST_P(NoSyncTest, ForwardsPastTheWrapperAreAveragedToo) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_net());
+    auto alone = make_net();
+    const auto batch = global_batch(24, 0);
+    const auto mine = share_of(batch, group);
+    loss_of(ddp->forward(mine), mine).backward();
+    loss_of(alone->forward(batch), batch).backward();
+    expect_close(gradients_of(ddp.parameters()), gradients_of(alone->parameters()));
   });
 }
 

@@ -1,6 +1,4 @@
 // Tensors are found in whatever forward returns (item 11).
-#include <lockstep/tensors_in.h>
-
 #include <array>
 #include <gtest/gtest.h>
 #include <map>
@@ -8,6 +6,8 @@
 #include <unordered_map>
 
 #include <ATen/ATen.h>
+
+#include <lockstep/tensors_in.h>
 
 namespace own {
 struct Output {

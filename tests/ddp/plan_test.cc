@@ -14,7 +14,8 @@ PlanItem floats(size_t bytes) { return {.bytes = bytes}; }
 
 TEST(Plan, FillsBucketsUpToTheirCap) {
   const std::vector<PlanItem> items(6, floats(10));
-  EXPECT_EQ(make_plan(items, {5, 4, 3, 2, 1, 0}, {.first = 10, .others = 20}), (Buckets{{5}, {4, 3}, {2, 1}, {0}}));
+  EXPECT_EQ(make_plan(items, {5, 4, 3, 2, 1, 0}, {.first = 10, .others = 20}),
+            (Buckets{{5}, {4, 3}, {2, 1}, {0}}));
 }
 
 TEST(Plan, GivesALargeParameterABucketOfItsOwn) {

@@ -6,6 +6,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "support/message_of.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::testing {
@@ -417,17 +418,6 @@ TEST_P(SyncBatchNorm, NewLayersAreNotTakenForOldOnes) {
                        torch::batch_norm(input, {}, {}, {}, {}, true, 0.1, 1e-5, false), "a new layer");
     }
   });
-}
-
-template <class Exception>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing of the kind was thrown";
-  return {};
 }
 
 TEST_P(SyncBatchNorm, WhatCannotBe) {

@@ -94,8 +94,7 @@ inline std::string name_of_world(const ::testing::TestParamInfo<std::tuple<const
   return std::string(std::get<0>(info.param)) + std::to_string(std::get<1>(info.param));
 }
 
-#define LOCKSTEP_DDP_WORLDS(suite, ...)                                                                \
-  INSTANTIATE_TEST_SUITE_P(Worlds, suite,                                                              \
-                           ::testing::Values(__VA_ARGS__), name_of_world)
+#define LOCKSTEP_DDP_WORLDS(suite, ...) \
+  INSTANTIATE_TEST_SUITE_P(Worlds, suite, ::testing::Values(__VA_ARGS__), name_of_world)
 
 }  // namespace lockstep::testing

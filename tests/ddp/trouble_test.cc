@@ -23,7 +23,8 @@ class Trouble : public ::testing::TestWithParam<const char*> {
   }
 };
 
-void train(DistributedDataParallel<Net>& ddp, ProcessGroup& group, int steps, const std::function<void(int)>& at) {
+void train(DistributedDataParallel<Net>& ddp, ProcessGroup& group, int steps,
+           const std::function<void(int)>& at) {
   torch::optim::SGD optimizer(ddp.parameters(), 0.05);
   for (int step = 0; step < steps; ++step) {
     at(step);

@@ -107,7 +107,8 @@ struct Nested : torch::nn::Module {
 TEST_P(Unused, OutputsMayBeDropped) {
   run([](ProcessGroup& group) {
     torch::manual_seed(2);
-    DistributedDataParallel ddp(std::make_shared<Nested>(), default_group(), {.find_unused_parameters = true});
+    DistributedDataParallel ddp(std::make_shared<Nested>(), default_group(),
+                                {.find_unused_parameters = true});
     for (int step = 0; step < 4; ++step) {
       drop_gradients(ddp.parameters());
       const auto mine = share_of(global_batch(24, step), group);
@@ -124,6 +125,28 @@ TEST_P(Unused, OutputsMayBeDropped) {
     ddp(mine, 7);
     loss_of(ddp(mine, 1).scores, mine).backward();
     expect_same_on_all_ranks(group, {ddp->inner->branches[0]->weight.grad()});
+  });
+}
+
+// A pass may go back to several forwards, synchronised or not, made before or after other passes.
+TEST_P(Unused, SeveralForwardsOfDifferentReach) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_branches(), default_group(), {.find_unused_parameters = true});
+    const auto mine = share_of(global_batch(24, 0), group);
+    const auto forward = [&](int mask) { return loss_of(ddp(mine, mask), mine); };
+    for (int step = 0; step < 3; ++step) {
+      drop_gradients(ddp.parameters());
+      auto a = forward(1), b = forward(2), c = forward(4);
+      a.backward();
+      (b + c).backward();
+      at::Tensor local;
+      {
+        const auto guard = ddp.no_sync();
+        local = forward(2);
+      }
+      (forward(1) + local).backward();
+      expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+    }
   });
 }
 
@@ -146,7 +169,8 @@ TEST_P(Unused, NamesTheParametersOnEveryRank) {
           loss.backward();
           ADD_FAILURE() << "no error on rank " << group.rank();
         } catch (const Error& error) {
-          EXPECT_THAT(error.what(), AllOf(HasSubstr("'branch1.weight', 'branch1.bias'"), HasSubstr("rank 1")));
+          EXPECT_THAT(error.what(),
+                      AllOf(HasSubstr("'branch1.weight', 'branch1.bias'"), HasSubstr("rank 1")));
           EXPECT_THAT(error.what(), HasSubstr("find_unused_parameters"));
         }
       }
@@ -236,6 +260,59 @@ TEST_P(StaticGraph, TwiceThroughACheckpointedLayer) {
     const auto mine = share_of(global_batch(24, 0), group);
     auto loss = loss_of(ddp(mine), mine);
     EXPECT_THROW(loss.backward(), UsageError);
+  });
+}
+
+TEST_P(StaticGraph, TogetherWithUnusedParameters) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(std::make_shared<Checkpointed>(), default_group(),
+                                {.find_unused_parameters = true, .static_graph = true});
+    for (int step = 0; step < 3; ++step) {
+      drop_gradients(ddp.parameters());
+      const auto mine = share_of(global_batch(24, step), group);
+      loss_of(ddp(mine), mine).backward();
+      expect_same_on_all_ranks(group, {ddp->twice->weight.grad(), ddp->before->weight.grad()});
+    }
+  });
+}
+
+TEST_P(StaticGraph, AParameterUsedUnderNoSyncOnlyIsAnError) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_branches(), default_group(), {.static_graph = true});
+    const auto mine = share_of(global_batch(24, 0), group);
+    loss_of(ddp(mine, 3), mine).backward();
+    {
+      const auto guard = ddp.no_sync();
+      loss_of(ddp(mine, 7), mine).backward();
+    }
+    auto loss = loss_of(ddp(mine, 3), mine);
+    EXPECT_THROW(loss.backward(), UsageError);
+  });
+}
+
+// Item 14, with uses that differ from rank to rank.
+TEST_P(StaticGraph, UsedOnSomeRanksOnly) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_branches(), default_group(), {.static_graph = true});
+    auto alone = make_branches();
+    for (int step = 0; step < 3; ++step) {
+      drop_gradients(ddp.parameters());
+      drop_gradients(alone->parameters());
+      const auto batch = global_batch(24, step);
+      const auto mine = share_of(batch, group);
+      loss_of(ddp(mine, group.rank() == 0 ? 3 : 1), mine).backward();
+      at::Tensor total = torch::zeros({});
+      for (int rank = 0; rank < group.world_size(); ++rank) {
+        const auto theirs = batch.chunk(group.world_size())[rank];
+        total = total + loss_of(alone->forward(theirs, rank == 0 ? 3 : 1), theirs) / group.world_size();
+      }
+      total.backward();
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_TRUE(
+            at::allclose(ddp->branches[i]->weight.grad(), alone->branches[i]->weight.grad(), 1e-5, 1e-6));
+      }
+      EXPECT_FALSE(ddp->branches[2]->weight.grad().defined());
+    }
   });
 }
 

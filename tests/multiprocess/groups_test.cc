@@ -6,6 +6,7 @@
 
 #include <lockstep/c10d.h>
 
+#include "support/message_of.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::testing {
@@ -13,17 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
-
-template <class Exception>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing of the kind was thrown";
-  return {};
-}
 
 // What holds for every backend.
 class Groups : public ::testing::TestWithParam<const char*> {
@@ -195,6 +185,20 @@ TEST_P(Groups, ThreadsUseGroupsOfTheirOwn) {
     }
     for (auto& thread : threads) thread.join();
     EXPECT_EQ(wrong, 0);
+  });
+}
+
+// One rank gives up: the others, who wait for it, hear why, long before the timeout.
+TEST_P(Groups, PoisonEndsThemOnAllRanks) {
+  run_ranks(3, backend(), [](ProcessGroup& group) {
+    auto own = group.new_group({0, 1, 2});
+    auto tensor = at::ones({1000});
+    own->all_reduce(tensor);
+    if (group.rank() == 1) own->poison(UsageError("the data of rank 1 is broken"));
+    const auto message = message_of<UsageError>([&] { own->all_reduce(tensor); });
+    EXPECT_THAT(message, HasSubstr("the data of rank 1 is broken"));
+    EXPECT_THAT(message_of<UsageError>([&] { own->barrier(); }), HasSubstr("the data of rank 1 is broken"));
+    group.barrier();  // other groups go on
   });
 }
 

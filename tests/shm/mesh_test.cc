@@ -28,11 +28,13 @@
 
 #include <lockstep/error.h>
 
+#include "support/message_of.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::shm {
 namespace {
 
+using ::lockstep::testing::message_of;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -69,20 +71,6 @@ void run_threads(int world, const std::function<void(int rank)>& body) {
     });
   }
   for (auto& thread : threads) thread.join();
-}
-
-template <class Exception>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another error: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
 }
 
 bool until(const std::function<bool()>& holds, std::chrono::milliseconds budget = 10s) {
