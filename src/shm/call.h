@@ -46,8 +46,7 @@ struct Call : Operation {
   bool exposed = false;              // others read this rank's memory directly
   bool reads_registered = false;     // this rank reads, or all write, memory that its owner could take back
   c10::SmallVector<int, 8> stagers;  // the ranks whose bytes go through staging slots
-  bool stages_past_caches = false;   // how this rank writes staging slots: see begin()
-  bool takes_past_caches = false;    // and what it takes
+  bool takes_past_caches = false;    // see copy.h
   size_t round_bytes = 0;            // of each piece, in one round
   uint64_t first_round = 0;          // in the group's count
   uint64_t rounds = 0;

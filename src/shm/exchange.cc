@@ -211,9 +211,6 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
   const size_t room = personal ? board.chunk_bytes() / board.world_size() / 64 * 64 : board.chunk_bytes();
   call.round_bytes = std::min(std::max(share, kSmallestRound), room);
   call.rounds = (largest_staged + call.round_bytes - 1) / call.round_bytes;
-  // In a long run of rounds a slot comes back from the reader's cache while the core does something else; a
-  // core that does all of it in turn, or a short run, had to wait for that.
-  call.stages_past_caches = board.is_crowded() || call.rounds <= 2 * kStagingSlots;
   call.first_round = next_round;
   next_round += call.rounds;
 }
@@ -224,12 +221,11 @@ bool stage_next(Board& board, Call& call) {
   if (round >= kStagingSlots && !board.all_reached(&Control::pulled, round - kStagingSlots + 1)) return false;
   auto* slot = board.staging(board.rank(), round);
   const size_t from = call.staged * call.round_bytes;
-  const auto copy = call.stages_past_caches ? stream_bytes : copy_bytes;
   const auto& pieces = call.request.give;
   for (size_t i = 0; i < pieces.size(); ++i, slot += call.round_bytes) {
     // What a rank gives to itself nobody else reads.
     if (pieces.size() > 1 && static_cast<int>(i) == board.rank()) continue;
-    copy(slot, pieces[i].data + from, staged_bytes(call, pieces[i].bytes, call.staged));
+    stream_bytes(slot, pieces[i].data + from, staged_bytes(call, pieces[i].bytes, call.staged));
   }
   ++call.staged;
   board.raise(&Control::staged, round + 1, call.stagers);

@@ -21,13 +21,11 @@ inline constexpr int kMaxWorld = 256;
 // Collectives of one group that may have begun on some rank and not have ended on all.
 inline constexpr uint64_t kCallsInFlight = 16;
 // Staging slots of a rank: how many rounds the fastest rank may be ahead of the slowest.
-inline constexpr uint64_t kStagingSlots = 8;
-// What a slot holds. All slots together are more than a core's cache holds, and less than the cache that
-// cores share: when a slot's turn comes again, the reader's cache has let go of it, and the writer gets it
-// sooner. When ranks take turns on the cores, each round costs a change of process, so rounds are larger
-// then.
-inline constexpr size_t kChunkBytes = size_t{256} << 10;
-inline constexpr size_t kCrowdedChunkBytes = size_t{512} << 10;
+inline constexpr uint64_t kStagingSlots = 4;
+// What a slot holds. Small enough that what a rank stages is in its cache still when it reduces it; large when
+// ranks take turns on the cores, where each round costs a change of process.
+inline constexpr size_t kChunkBytes = size_t{128} << 10;
+inline constexpr size_t kCrowdedChunkBytes = size_t{1} << 20;
 
 struct alignas(kApart) Word {
   std::atomic<uint64_t> value;

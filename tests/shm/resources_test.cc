@@ -19,7 +19,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int64_t kFewMib = 300 * 1024;  // the sanitizer keeps freed memory for a while, 256 MiB of it
+#else
 constexpr int64_t kFewMib = 6 * 1024;  // KiB
+#endif
 
 // Counts before; afterwards all must be as it was.
 class Holdings {
