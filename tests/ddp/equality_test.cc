@@ -41,6 +41,7 @@ TEST_P(Equality, WithOneProcess) {
         optimizer->zero_grad();
         const auto mine = share_of(batch, group);
         loss_of(ddp(mine), mine).backward();
+        // Item 5: they are final now, and item 1: the average.
         expect_close(gradients_of(ddp.parameters()), gradients_of(alone->parameters()));
         expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
         optimizer->step();

@@ -108,6 +108,43 @@ TEST_P(Gradients, TravelInBucketsInTheOrderOfBackward) {
   });
 }
 
+// Item 2: ranks whose gradients become ready in different orders launch their buckets in the same one.
+TEST_P(Gradients, ReadyInAnotherOrderOnEachRank) {
+  struct Flips : torch::nn::Module {
+    Flips()
+        : f(register_module("f", torch::nn::Linear(8, 8))),
+          g(register_module("g", torch::nn::Linear(8, 8))),
+          head(register_module("head", torch::nn::Linear(8, 4))) {}
+    at::Tensor forward(const at::Tensor& x, bool flip) {
+      return head->forward(flip ? f->forward(g->forward(x)) : g->forward(f->forward(x)));
+    }
+    torch::nn::Linear f, g, head;
+  };
+  run([](ProcessGroup& group) {
+    torch::manual_seed(9);
+    auto alone = std::make_shared<Flips>();
+    torch::manual_seed(9);
+    DistributedDataParallel ddp(std::make_shared<Flips>(), default_group(),
+                                {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6});
+    for (int step = 0; step < 4; ++step) {
+      drop_gradients(ddp.parameters());
+      drop_gradients(alone->parameters());
+      const auto batch = global_batch(24, step);
+      const auto flips = [&](int rank) { return (rank + step) % 2 == 1; };
+      auto total = torch::zeros({});
+      for (int rank = 0; rank < group.world_size(); ++rank) {
+        const auto theirs = batch.chunk(group.world_size())[rank];
+        total = total + loss_of(alone->forward(theirs, flips(rank)), theirs) / group.world_size();
+      }
+      total.backward();
+      const auto mine = share_of(batch, group);
+      loss_of(ddp(mine, flips(group.rank())), mine).backward();
+      expect_close(gradients_of(ddp.parameters()), gradients_of(alone->parameters()));
+      EXPECT_EQ(ddp.stats().buckets.size(), ddp.parameters().size());
+    }
+  });
+}
+
 // Item 4: one dtype to a bucket.
 TEST_P(Gradients, OfSeveralDtypes) {
   struct Mixed : torch::nn::Module {

@@ -1,5 +1,5 @@
-// Batch norms that share their statistics: what several ranks compute from their parts must be what one
-// process computes from the whole batch.
+// Batch norms that share their statistics (item 19, and item 22 for them): what several ranks compute from
+// their parts must be what one process computes from the whole batch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <numeric>
