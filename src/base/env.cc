@@ -21,7 +21,8 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_SPIN_US", "100, or 0 with more ranks than CPUs",
          "how long a rank that waits in shared memory keeps its core busy before it sleeps"},
     Knob{"LOCKSTEP_PROGRESS", "thread with spare CPUs, else inline",
-         "who carries on collectives that nobody waits for: a thread, or the backward pass as it goes by (inline)"},
+         "who carries on collectives that nobody waits for: a thread, or the backward pass as it goes by "
+         "(inline)"},
     Knob{"LOCKSTEP_HEAP", "1", "0: let the C library give freed memory back to the kernel at every step"},
 };
 

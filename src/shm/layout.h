@@ -22,8 +22,8 @@ inline constexpr int kMaxWorld = 256;
 inline constexpr uint64_t kCallsInFlight = 16;
 // Staging slots of a rank: how many rounds the fastest rank may be ahead of the slowest.
 inline constexpr uint64_t kStagingSlots = 4;
-// What a slot holds. Small enough that what a rank stages is in its cache still when it reduces it; large when
-// ranks take turns on the cores, where each round costs a change of process.
+// What a slot holds. Small enough that what a rank stages is in its cache still when it reduces it; large
+// when ranks take turns on the cores, where each round costs a change of process.
 inline constexpr size_t kChunkBytes = size_t{128} << 10;
 inline constexpr size_t kCrowdedChunkBytes = size_t{1} << 20;
 
