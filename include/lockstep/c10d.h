@@ -33,7 +33,8 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
 
 class ProcessGroup;
 // The other way round: a c10d backend of anybody's as a group, for DistributedDataParallel and everything
-// else. Every rank of the backend must call it, with a store as above. Subgroups are made with Gloo.
+// else. Every rank of the backend must call it, with a store as above. Subgroups of it are made with shared
+// memory if the backend is lockstep's own, with Gloo otherwise.
 std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend> backend,
                                                  c10::intrusive_ptr<c10d::Store> store,
                                                  std::chrono::milliseconds timeout = std::chrono::minutes(5));

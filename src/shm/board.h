@@ -17,8 +17,6 @@ class Board {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // More ranks than CPUs.
-  bool is_crowded() const { return crowded_; }
   size_t chunk_bytes() const { return crowded_ ? kCrowdedChunkBytes : kChunkBytes; }
 
   Segment& segment(int rank) const { return *segments_[rank]; }
@@ -89,7 +87,7 @@ class Board {
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<std::byte*> bases_;  // of each rank's first extent
   std::vector<int> everybody_;
-  bool crowded_;
+  bool crowded_;  // more ranks than CPUs
 };
 
 }  // namespace lockstep::shm
