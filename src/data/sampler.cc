@@ -1,0 +1,284 @@
+#include <algorithm>
+#include <fmt/format.h>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <torch/serialize/archive.h>
+
+#include <lockstep/error.h>
+#include <lockstep/sampler.h>
+
+#include "base/error_text.h"
+#include "data/shard.h"
+#include "data/share.h"
+
+namespace lockstep {
+
+using data::LastRound;
+using data::Shard;
+using data::Share;
+
+namespace {
+
+LastRound last_round(const SamplerOptions& options) {
+  if (options.exact) return LastRound::Uneven;
+  return options.drop_last ? LastRound::Drop : LastRound::Pad;
+}
+
+ProcessGroup& checked(const std::shared_ptr<ProcessGroup>& group) {
+  if (!group) {
+    throw UsageError(
+        base::compose({.what = "DistributedSampler got no process group",
+                       .hint = "pass the group that init_process_group returned; new_group returns "
+                               "none to the ranks outside it"}));
+  }
+  return *group;
+}
+
+void check_size(size_t dataset_size) {
+  if (dataset_size <= static_cast<size_t>(std::numeric_limits<int64_t>::max())) return;
+  throw UsageError(base::compose({.what = fmt::format("a dataset cannot have {} samples", dataset_size),
+                                  .hint = "this is what a negative number becomes as a size_t"}));
+}
+
+int64_t read_integer(torch::serialize::InputArchive& archive, const char* key) {
+  c10::IValue value;
+  if (archive.try_read(key, value) && value.isInt()) return value.toInt();
+  throw SnapshotError(base::compose({.what = "the archive holds no state of a lockstep::DistributedSampler",
+                                     .evidence = fmt::format("it has no integer \"{}\"", key),
+                                     .hint = "load what DistributedSampler::save has written"}));
+}
+
+}  // namespace
+
+struct DistributedSampler::Impl {
+  std::mutex mutex;  // over everything below
+  const SamplerOptions options;
+  const int world;
+  const int rank;
+  uint64_t dataset_size;
+
+  // The epoch, and from where in its order it is dealt.
+  int64_t epoch = 0;
+  uint64_t start = 0;
+  uint64_t advanced = 0;
+  bool advance_counts = false;  // rather than what is handed out
+  bool begun = false;           // `share` is of this epoch and start
+
+  std::optional<Share> share;  // the iteration under way
+  uint64_t handed_out = 0;     // of it
+
+  Impl(size_t dataset_size_, int world_, int rank_, const SamplerOptions& options_)
+      : options(options_), world(world_), rank(rank_), dataset_size(dataset_size_) {}
+
+  std::string where() const { return fmt::format("rank {}/{}", rank, world); }
+
+  Shard shard_from(uint64_t from) const {
+    return {.dataset_size = dataset_size,
+            .start = from,
+            .world = static_cast<uint64_t>(world),
+            .rank = static_cast<uint64_t>(rank),
+            .last_round = last_round(options)};
+  }
+
+  Share share_from(uint64_t from) const {
+    // Wraps around as Python's manual_seed does for negative sums.
+    const auto seed = options.seed + static_cast<uint64_t>(epoch);
+    return Share(shard_from(from), options.shuffle ? std::optional(seed) : std::nullopt);
+  }
+
+  uint64_t position() const { return begun && !advance_counts ? handed_out : advanced; }
+  uint64_t consumed() const { return shard_from(start).consumed(position()); }
+
+  void point_to(int64_t new_epoch, uint64_t new_start) {
+    epoch = new_epoch;
+    start = new_start;
+    advanced = 0;
+    begun = false;
+  }
+
+  void begin(uint64_t from) {
+    share.reset();  // not two at a time
+    share = share_from(from);
+    start = from;
+    advanced = handed_out = 0;
+    begun = true;
+  }
+
+  template <class Value>
+  void must_agree(const char* name, const Value& theirs, const Value& ours) const {
+    if (theirs == ours) return;
+    throw UsageError(base::compose(
+        {.what = "the sampler cannot go on from a state of another order of samples",
+         .where = where(),
+         .evidence = fmt::format("{} is {} in the state and {} here", name, theirs, ours),
+         .hint =
+             fmt::format("make the DistributedSampler with the {} of the interrupted run, or begin anew with "
+                         "set_epoch",
+                         name)}));
+  }
+
+  void check(const SamplerState& state) const {
+    must_agree("dataset_size", state.dataset_size, dataset_size);
+    must_agree("shuffle", state.shuffle, options.shuffle);
+    if (state.shuffle) must_agree("seed", state.seed, options.seed);
+    if (state.consumed > state.dataset_size) {
+      throw UsageError(base::compose({.what = "the sampler cannot go on from a state that is not whole",
+                                      .where = where(),
+                                      .evidence = fmt::format("it says that {} of {} samples are done",
+                                                              state.consumed, state.dataset_size),
+                                      .hint = "restore what DistributedSampler::state has returned"}));
+    }
+  }
+};
+
+DistributedSampler::DistributedSampler(size_t dataset_size, std::shared_ptr<ProcessGroup> group,
+                                       SamplerOptions options)
+    : DistributedSampler(dataset_size, checked(group).world_size(), checked(group).rank(), options) {}
+
+DistributedSampler::DistributedSampler(size_t dataset_size, int num_replicas, int rank,
+                                       SamplerOptions options) {
+  if (num_replicas < 1) {
+    throw UsageError(base::compose({.what = fmt::format("DistributedSampler got {} replicas", num_replicas),
+                                    .hint = "num_replicas is the number of ranks, at least 1"}));
+  }
+  if (rank < 0 || rank >= num_replicas) {
+    throw UsageError(base::compose(
+        {.what = fmt::format("DistributedSampler got rank {} of {} replicas", rank, num_replicas),
+         .hint = fmt::format("rank must be between 0 and {}", num_replicas - 1)}));
+  }
+  if (options.exact && options.drop_last) {
+    throw UsageError(
+        base::compose({.what = "DistributedSampler got both exact and drop_last",
+                       .hint = "exact deals every sample, drop_last leaves some out; choose one"}));
+  }
+  check_size(dataset_size);
+  impl_ = std::make_shared<Impl>(dataset_size, num_replicas, rank, options);
+}
+
+void DistributedSampler::set_epoch(int64_t epoch) {
+  const std::lock_guard lock(impl_->mutex);
+  if (epoch != impl_->epoch) impl_->point_to(epoch, 0);
+}
+
+int64_t DistributedSampler::epoch() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->epoch;
+}
+
+size_t DistributedSampler::size() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->shard_from(0).size();
+}
+
+std::vector<size_t> DistributedSampler::indices() const {
+  const std::lock_guard lock(impl_->mutex);
+  std::optional<Share> fresh;
+  if (!impl_->begun) fresh = impl_->share_from(impl_->start);
+  const auto& share = fresh ? *fresh : *impl_->share;
+  std::vector<size_t> left;
+  left.reserve(share.size() - impl_->position());
+  for (size_t k = impl_->position(); k < share.size(); ++k) left.push_back(share[k]);
+  return left;
+}
+
+void DistributedSampler::reset(torch::optional<size_t> new_size) {
+  const std::lock_guard lock(impl_->mutex);
+  const uint64_t from = impl_->begun ? 0 : impl_->consumed();
+  if (new_size && *new_size != impl_->dataset_size) {
+    check_size(*new_size);
+    if (from != 0) {
+      throw UsageError(base::compose(
+          {.what = "the dataset has changed its size, so the epoch cannot go on from where it was",
+           .where = impl_->where(),
+           .evidence = fmt::format("{} of {} samples are done, and now there are {}", from,
+                                   impl_->dataset_size, *new_size),
+           .hint = "go on with the dataset of the interrupted run, or with the next epoch (set_epoch)"}));
+    }
+    impl_->dataset_size = *new_size;
+  }
+  impl_->begin(from);
+}
+
+torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
+  const std::lock_guard lock(impl_->mutex);
+  if (batch_size == 0) {
+    throw UsageError(base::compose({.what = "DistributedSampler was asked for a batch of 0 samples",
+                                    .where = impl_->where(),
+                                    .hint = "give the data loader a batch size of at least 1"}));
+  }
+  if (!impl_->share) impl_->begin(impl_->consumed());
+  const auto& share = *impl_->share;
+  auto& k = impl_->handed_out;
+  if (k == share.size()) return {};
+  std::vector<size_t> batch(std::min<size_t>(batch_size, share.size() - k));
+  for (auto& sample : batch) sample = share[k++];
+  return batch;
+}
+
+int64_t DistributedSampler::position() const {
+  const std::lock_guard lock(impl_->mutex);
+  return static_cast<int64_t>(impl_->position());
+}
+
+void DistributedSampler::advance(size_t samples) {
+  const std::lock_guard lock(impl_->mutex);
+  // Nobody trains on what a loader has not been given; by hand, with indices(), nothing is handed out.
+  const bool by_loader = impl_->begun && impl_->handed_out > 0;
+  const uint64_t most = by_loader ? impl_->handed_out : impl_->shard_from(impl_->start).size();
+  if (impl_->advanced > most || samples > most - impl_->advanced) {
+    throw UsageError(base::compose(
+        {.what = fmt::format("the sampler cannot advance by {} samples", samples),
+         .where = fmt::format("{}, epoch {}", impl_->where(), impl_->epoch),
+         .evidence = fmt::format("this rank {} {} samples, and {} are counted already",
+                                 by_loader ? "has been given" : "gets", most, impl_->advanced),
+         .hint = "pass the number of samples in this rank's batch; the last batch may be smaller"}));
+  }
+  impl_->advanced += samples;
+  if (impl_->begun) impl_->advance_counts = true;
+}
+
+SamplerState DistributedSampler::state() const {
+  const std::lock_guard lock(impl_->mutex);
+  return {.epoch = impl_->epoch,
+          .consumed = impl_->consumed(),
+          .dataset_size = impl_->dataset_size,
+          .seed = impl_->options.seed,
+          .shuffle = impl_->options.shuffle};
+}
+
+void DistributedSampler::check(const SamplerState& state) const {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->check(state);
+}
+
+void DistributedSampler::restore(const SamplerState& state) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->check(state);
+  impl_->point_to(state.epoch, state.consumed);
+}
+
+void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
+  const auto now = state();
+  const auto write = [&](const char* key, auto value) {
+    archive.write(key, c10::IValue(static_cast<int64_t>(value)));
+  };
+  write("epoch", now.epoch);
+  write("consumed", now.consumed);
+  write("dataset_size", now.dataset_size);
+  write("seed", now.seed);
+  write("shuffle", now.shuffle);
+}
+
+void DistributedSampler::load(torch::serialize::InputArchive& archive) {
+  const auto read = [&](const char* key) { return static_cast<uint64_t>(read_integer(archive, key)); };
+  restore({.epoch = read_integer(archive, "epoch"),
+           .consumed = read("consumed"),
+           .dataset_size = read("dataset_size"),
+           .seed = read("seed"),
+           .shuffle = read("shuffle") != 0});
+}
+
+}  // namespace lockstep
