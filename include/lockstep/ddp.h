@@ -86,6 +86,7 @@ class DdpBase {
   // Of the module, for an optimizer: each once, also those that are ignored or frozen.
   std::vector<at::Tensor> parameters() const;
   const std::shared_ptr<ProcessGroup>& group() const;
+  const detail::ModelView& model() const;
 
   NoSync no_sync();
   // The same for loops: on for the last micro-batch, off for the others.

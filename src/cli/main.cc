@@ -17,7 +17,7 @@ Commands:
   run       start a program as the ranks of one job, on this machine or on several
   info      show versions, backends, cores and limits, and what is wrong with this machine's set-up
   bench     measure every collective on every backend here, and check the data
-  snapshot  list, show, verify, export and import snapshots (not in this version yet)
+  snapshot  list, show, verify, export and import snapshots
 
 lockstep COMMAND --help tells more. lockstep --version shows the version.
 

@@ -7,15 +7,11 @@
 
 #include "bench.h"
 #include "info.h"
+#include "snapshot.h"
 
 namespace {
 
 constexpr int kUsage = 2;
-
-int not_built_yet(const char* command) {
-  fmt::print(stderr, "lockstep {}: not part of this version yet; `lockstep --help` lists what is\n", command);
-  return kUsage;
-}
 
 }  // namespace
 
@@ -30,9 +26,9 @@ int main(int argc, char** argv) {
   // It reads its own words, --help among them.
   auto* bench = app.add_subcommand("bench", "measure every collective on every backend")->prefix_command();
   bench->set_help_flag();
-  // Whatever arguments it is given, the answer is the same.
   auto* snapshot =
-      app.add_subcommand("snapshot", "list, check and convert snapshots (not yet)")->prefix_command();
+      app.add_subcommand("snapshot", "list, show, check and convert snapshots")->prefix_command();
+  snapshot->set_help_flag();
 
   try {
     app.parse(argc, argv);
@@ -42,7 +38,7 @@ int main(int argc, char** argv) {
   try {
     if (*info) return lockstep::cli::info(json);
     if (*bench) return lockstep::cli::bench(bench->remaining());
-    if (*snapshot) return not_built_yet("snapshot");
+    if (*snapshot) return lockstep::cli::snapshot(snapshot->remaining());
   } catch (const std::exception& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return 1;

@@ -192,6 +192,7 @@ std::vector<at::Tensor> DdpBase::parameters() const {
 }
 
 const std::shared_ptr<ProcessGroup>& DdpBase::group() const { return impl_->group; }
+const detail::ModelView& DdpBase::model() const { return impl_->model; }
 
 NoSync DdpBase::no_sync() { return NoSync(impl_->sync); }
 void DdpBase::set_gradient_sync(bool on) { *impl_->sync = on; }

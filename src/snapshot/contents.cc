@@ -1,0 +1,399 @@
+#include "snapshot/contents.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/version.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "snapshot/optimizer_state.h"
+
+namespace lockstep::snapshot {
+
+using nlohmann::json;
+
+namespace {
+
+// Reads `about`, which may be anything when another program wrote the file.
+template <class Read>
+auto understood(const Read& read) {
+  try {
+    return read();
+  } catch (const json::exception& error) {
+    throw SnapshotError(
+        base::compose({.what = "the snapshot does not describe a training run as lockstep does",
+                       .evidence = error.what(),
+                       .hint = "lockstep snapshot import takes files of other programs"}));
+  }
+}
+
+std::string prefix_of(const std::string& model) { return model.empty() ? "" : model + "."; }
+std::string generator_name(int rank) { return fmt::format("generators/{}", rank); }
+
+json number_to_json(double number) {
+  if (std::isfinite(number)) return number;
+  return {{"double", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
+}
+
+json to_json(const Position& position) {
+  auto values = json::object();
+  for (const auto& [name, value] : position.values) {
+    if (const auto* number = std::get_if<double>(&value)) {
+      values[name] = number_to_json(*number);
+    } else if (const auto* whole = std::get_if<int64_t>(&value)) {
+      values[name] = *whole;
+    } else {
+      values[name] = std::get<std::string>(value);
+    }
+  }
+  return {{"epoch", position.epoch}, {"step", position.step}, {"values", values}};
+}
+
+json to_json(const SamplerState& state) {
+  return {{"epoch", state.epoch},
+          {"consumed", state.consumed},
+          {"dataset_size", state.dataset_size},
+          {"seed", state.seed},
+          {"shuffle", state.shuffle}};
+}
+
+SamplerState sampler_from(const json& state) {
+  return {.epoch = state.at("epoch"),
+          .consumed = state.at("consumed"),
+          .dataset_size = state.at("dataset_size"),
+          .seed = state.at("seed"),
+          .shuffle = state.at("shuffle")};
+}
+
+// A model's tensors, each once, and the other names that shared ones have.
+struct ModelTensors {
+  detail::NamedTensors tensors;
+  std::vector<std::pair<std::string, std::string>> aliases;
+};
+
+ModelTensors tensors_of(const detail::ModelView& model) {
+  ModelTensors all;
+  std::unordered_map<const void*, std::string> first_names;
+  const auto take = [&](const detail::NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) {
+      if (!tensor.defined()) continue;
+      const auto [first, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
+      if (is_new) {
+        all.tensors.emplace_back(name, tensor);
+      } else if (first->second != name) {
+        all.aliases.emplace_back(name, first->second);
+      }
+    }
+  };
+  take(model.parameters);
+  take(model.buffers());
+  return all;
+}
+
+// Every model's parameters, by the names that the document has for them.
+detail::NamedTensors parameters_of(const std::vector<SnapshotPart>& parts) {
+  detail::NamedTensors all;
+  for (const auto& part : parts) {
+    const auto* model = std::get_if<detail::ModelView>(&part.thing());
+    if (!model) continue;
+    std::set<const void*> seen;
+    for (const auto& [name, tensor] : model->parameters) {
+      if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+        all.emplace_back(prefix_of(part.name()) + name, tensor);
+      }
+    }
+  }
+  return all;
+}
+
+void check_names(const Document& document) {
+  std::set<std::string_view> names;
+  for (const auto& entry : document.tensors) {
+    if (names.insert(entry.name).second) continue;
+    throw UsageError(
+        base::compose({.what = fmt::format("two tensors of the snapshot are named '{}'", entry.name),
+                       .hint = "give the parts names that differ"}));
+  }
+  try {
+    document.about.dump();
+  } catch (const json::exception& error) {
+    throw UsageError(base::compose({.what = "a name or a value of the snapshot is not UTF-8 text",
+                                    .evidence = error.what(),
+                                    .hint = "store bytes as a tensor of the module, or encode them"}));
+  }
+}
+
+void describe_run(json& about, const Position& position, size_t world_size) {
+  using namespace std::chrono;
+  about["position"] = to_json(position);
+  about["world_size"] = world_size;
+  about["torch"] = TORCH_VERSION;
+  about["saved_ms"] = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+class Lookup {
+ public:
+  explicit Lookup(const Document& document) {
+    for (const auto& entry : document.tensors) tensors_.emplace(entry.name, &entry.tensor);
+  }
+  const at::Tensor* find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::unordered_map<std::string_view, const at::Tensor*> tensors_;
+};
+
+const json& section(const json& about, const char* kind, const std::string& name) {
+  static const json nothing;
+  const auto found = about.find(kind);
+  if (found == about.end()) return nothing;
+  const auto part = found->find(name);
+  return part == found->end() ? nothing : *part;
+}
+
+[[noreturn]] void throw_missing(const json& about, const char* kind, const std::string& name) {
+  std::vector<std::string> there;
+  if (const auto parts = about.find(kind); parts != about.end()) {
+    for (const auto& part : parts->items()) there.push_back("'" + part.key() + "'");
+  }
+  throw SnapshotError(
+      base::compose({.what = fmt::format("the snapshot has no part '{}' among its {}", name, kind),
+                     .evidence = there.empty() ? fmt::format("it has no {} at all", kind)
+                                               : fmt::format("it has {}", fmt::join(there, ", ")),
+                     .hint = "resume with the parts that were saved, under the same names"}));
+}
+
+std::string first_few(const std::vector<std::string>& lines) {
+  constexpr size_t kShown = 5;
+  const auto shown = std::min(lines.size(), kShown);
+  auto text = fmt::format("{}", fmt::join(lines.begin(), lines.begin() + static_cast<int64_t>(shown), "; "));
+  if (lines.size() > shown) text += fmt::format("; and {} more", lines.size() - shown);
+  return text;
+}
+
+std::string kind_of(const at::Tensor& tensor) {
+  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ", "));
+}
+
+// The pairs (where to, where from) of one model. Throws with everything that differs.
+std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& part,
+                                                           const detail::ModelView& model, const json& about,
+                                                           const Lookup& lookup) {
+  const auto& saved = section(about, "models", part.name());
+  if (saved.is_null()) throw_missing(about, "models", part.name());
+  std::set<std::string> unused;
+  for (const auto& name : saved.at("tensors")) unused.insert(name.get<std::string>());
+  const auto& aliases = saved.at("aliases");
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  std::vector<std::string> differences;
+  const auto [tensors, own_aliases] = tensors_of(model);
+  for (const auto& [name, first] : own_aliases) unused.erase(name);  // Python's state dicts have these, too
+  for (const auto& [name, tensor] : tensors) {
+    const auto stored = aliases.contains(name) ? aliases.at(name).get<std::string>() : name;
+    unused.erase(stored);
+    const auto* found = lookup.find(prefix_of(part.name()) + stored);
+    if (!found) {
+      differences.push_back(fmt::format("'{}' is not in the snapshot", name));
+    } else if (found->sizes() != tensor.sizes() || found->scalar_type() != tensor.scalar_type()) {
+      differences.push_back(
+          fmt::format("'{}' is {} in the snapshot and {} here", name, kind_of(*found), kind_of(tensor)));
+    } else {
+      pairs.emplace_back(tensor, *found);
+    }
+  }
+  for (const auto& name : unused) differences.push_back(fmt::format("'{}' is not in this model", name));
+  if (!differences.empty()) {
+    throw SnapshotError(
+        base::compose({.what = fmt::format("the snapshot is one of another model{}",
+                                           part.name().empty() ? "" : " than '" + part.name() + "'"),
+                       .evidence = first_few(differences),
+                       .hint = "resume with the model that was saved, or begin anew in another directory"}));
+  }
+  return pairs;
+}
+
+OptimizerState optimizer_in(const Document& document, const std::string& name, const json& about) {
+  OptimizerState state{about, {}};
+  const auto prefix = name + "/";
+  for (const auto& entry : document.tensors) {
+    if (entry.name.starts_with(prefix)) {
+      state.tensors.emplace_back(entry.name.substr(prefix.size()), entry.tensor);
+    }
+  }
+  return state;
+}
+
+}  // namespace
+
+Document capture(const std::vector<SnapshotPart>& parts, const Position& position,
+                 const std::vector<at::Tensor>& generators) {
+  Document document;
+  auto& about = document.about;
+  const auto parameters = parameters_of(parts);
+  for (const auto& part : parts) {
+    if (const auto* model = std::get_if<detail::ModelView>(&part.thing())) {
+      const auto [tensors, aliases] = tensors_of(*model);
+      auto& saved = about["models"][part.name()];
+      saved = {{"tensors", json::array()}, {"aliases", json::object()}};
+      for (const auto& [name, tensor] : tensors) {
+        saved["tensors"].push_back(name);
+        document.tensors.push_back({prefix_of(part.name()) + name, tensor.detach()});
+      }
+      for (const auto& [name, first] : aliases) saved["aliases"][name] = first;
+    } else if (auto* const* optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing())) {
+      auto state = capture_optimizer(**optimizer, parameters);
+      about["optimizers"][part.name()] = std::move(state.about);
+      for (auto& [name, tensor] : state.tensors) {
+        document.tensors.push_back({part.name() + "/" + name, std::move(tensor)});
+      }
+    } else {
+      auto state = std::get<DistributedSampler*>(part.thing())->state();
+      if (state.epoch != position.epoch) {
+        state.epoch = position.epoch;
+        state.consumed = 0;
+      }
+      about["samplers"][part.name()] = to_json(state);
+    }
+  }
+  for (size_t rank = 0; rank < generators.size(); ++rank) {
+    document.tensors.push_back({generator_name(static_cast<int>(rank)), generators[rank]});
+  }
+  describe_run(about, position, generators.size());
+  check_names(document);
+  return document;
+}
+
+Document copy_of(const Document& document) {
+  Document copy{{}, document.about};
+  for (const auto& entry : document.tensors) {
+    copy.tensors.push_back({entry.name, entry.tensor.to(at::kCPU, entry.tensor.scalar_type(),
+                                                        /*non_blocking=*/false, /*copy=*/true)});
+  }
+  return copy;
+}
+
+std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, const Document& document,
+                                      int rank) {
+  return understood([&]() -> std::function<void()> {
+    const Lookup lookup(document);
+    const auto parameters = parameters_of(parts);
+    const bool imported = document.about.value("imported", false);
+    std::vector<std::function<void()>> changes;
+    for (const auto& part : parts) {
+      if (const auto* model = std::get_if<detail::ModelView>(&part.thing())) {
+        changes.emplace_back([pairs = match_model(part, *model, document.about, lookup)] {
+          for (const auto& [to, from] : pairs) to.data().copy_(from);
+        });
+        continue;
+      }
+      auto* const* optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing());
+      const char* kind = optimizer ? "optimizers" : "samplers";
+      const auto& saved = section(document.about, kind, part.name());
+      if (saved.is_null() && imported) continue;  // weights alone: what else there is begins afresh
+      if (saved.is_null()) throw_missing(document.about, kind, part.name());
+      if (optimizer) {
+        auto state = optimizer_in(document, part.name(), saved);
+        check_optimizer(**optimizer, state, parameters);
+        changes.emplace_back([optimizer = *optimizer, state = std::move(state), parameters] {
+          restore_optimizer(*optimizer, state, parameters);
+        });
+      } else {
+        auto* sampler = std::get<DistributedSampler*>(part.thing());
+        const auto state = sampler_from(saved);
+        sampler->check(state);
+        changes.emplace_back([sampler, state] { sampler->restore(state); });
+      }
+    }
+    if (const auto* generator = lookup.find(generator_name(rank))) {
+      changes.emplace_back([state = *generator] {
+        auto of_program = at::detail::getDefaultCPUGenerator();
+        const std::lock_guard<std::mutex> lock(of_program.mutex());
+        of_program.set_state(state);
+      });
+    }
+    return [changes = std::move(changes)] {
+      const at::NoGradGuard no_grad;
+      for (const auto& change : changes) change();
+    };
+  });
+}
+
+Position position_of(const json& about) {
+  return understood([&] {
+    const auto& saved = about.at("position");
+    Position position{.epoch = saved.at("epoch"), .step = saved.at("step")};
+    for (const auto& [name, value] : saved.at("values").items()) {
+      if (value.is_string()) {
+        position.values[name] = value.get<std::string>();
+      } else if (value.is_number_integer()) {
+        position.values[name] = value.get<int64_t>();
+      } else {
+        position.values[name] =
+            value.is_object() ? std::strtod(value.at("double").get_ref<const std::string&>().c_str(), nullptr)
+                              : value.get<double>();
+      }
+    }
+    return position;
+  });
+}
+
+int world_size_of(const json& about) {
+  return understood([&] { return about.at("world_size").get<int>(); });
+}
+
+std::chrono::system_clock::time_point saved_of(const json& about) {
+  return understood([&] {
+    return std::chrono::system_clock::time_point(
+        std::chrono::milliseconds(about.at("saved_ms").get<int64_t>()));
+  });
+}
+
+std::vector<std::string> models_in(const json& about) {
+  std::vector<std::string> names;
+  if (!about.contains("models")) return names;
+  for (const auto& model : about["models"].items()) names.push_back(model.key());
+  return names;
+}
+
+std::vector<Entry> model_in(const Document& document, const std::string& model) {
+  return understood([&] {
+    std::vector<Entry> entries;
+    const auto& saved = section(document.about, "models", model);
+    if (saved.is_null()) throw_missing(document.about, "models", model);
+    const Lookup lookup(document);
+    const auto take = [&](const std::string& name, const std::string& stored) {
+      if (const auto* tensor = lookup.find(prefix_of(model) + stored)) entries.push_back({name, *tensor});
+    };
+    for (const auto& name : saved.at("tensors")) take(name, name);
+    for (const auto& [name, first] : saved.at("aliases").items()) take(name, first);
+    return entries;
+  });
+}
+
+Document import_model(const detail::NamedTensors& tensors) {
+  Document document;
+  for (const auto& [name, tensor] : tensors) document.tensors.push_back({name, tensor});
+  auto& about = document.about;
+  auto& model = about["models"][""];
+  model = {{"tensors", json::array()}, {"aliases", json::object()}};
+  for (const auto& entry : document.tensors) model["tensors"].push_back(entry.name);
+  about["imported"] = true;
+  describe_run(about, {}, 0);
+  check_names(document);
+  return document;
+}
+
+}  // namespace lockstep::snapshot

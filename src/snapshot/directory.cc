@@ -1,0 +1,207 @@
+#include "snapshot/directory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <optional>
+#include <string_view>
+#include <sys/file.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "base/host.h"
+#include "base/log.h"
+#include "snapshot/file_writer.h"
+#include "snapshot/safetensors.h"
+
+namespace lockstep::snapshot {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view kBegin = "snapshot-";
+constexpr std::string_view kEnd = ".safetensors";
+constexpr const char* kLockName = ".lock";
+constexpr int64_t kMostSequence = 999'999'999'999;
+
+std::string name_of(int64_t sequence) { return fmt::format("{}{:08}{}", kBegin, sequence, kEnd); }
+
+// Nothing unless it is exactly how name_of() writes it.
+std::optional<int64_t> sequence_of(std::string_view name) {
+  if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
+  if (name.size() <= kBegin.size() + kEnd.size()) return std::nullopt;
+  const auto digits = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
+  int64_t sequence = -1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), sequence);
+  if (sequence < 0 || sequence > kMostSequence || name_of(sequence) != name) return std::nullopt;
+  return sequence;
+}
+
+// A hidden file that a writer of any snapshot left.
+bool is_leftover(std::string_view file) {
+  const auto end = file.find(kEnd);
+  if (end == std::string_view::npos || !file.starts_with('.')) return false;
+  const auto name = file.substr(1, end + kEnd.size() - 1);
+  return sequence_of(name) && is_leftover_of(file, name);
+}
+
+[[noreturn]] void fail(const std::string& what, std::error_code error, const char* hint) {
+  throw SnapshotError(
+      base::compose({.what = what, .evidence = base::errno_text(error.value()), .hint = hint}));
+}
+
+std::error_code last_error() { return {errno, std::generic_category()}; }
+
+std::vector<std::string> names_in(const fs::path& path) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (fs::directory_iterator file(path, error), end; !error && file != end; file.increment(error)) {
+    names.push_back(file->path().filename().string());
+  }
+  if (error == std::errc::no_such_file_or_directory) return {};
+  if (error) {
+    fail(fmt::format("cannot list the snapshots in {}", path.string()), error,
+         "it must be a directory that this user may read");
+  }
+  return names;
+}
+
+void make_directory(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> missing;
+  for (auto ancestor = path; !fs::exists(ancestor, error) && ancestor.has_relative_path();) {
+    missing.push_back(ancestor);
+    ancestor = ancestor.parent_path();
+  }
+  fs::create_directories(path, error);
+  if (error) {
+    fail(fmt::format("cannot make the directory {} for snapshots", path.string()), error,
+         "use a directory that this user may write to");
+  }
+  // The name of a new directory is on the disk only when its parent is.
+  for (const auto& made : missing) {
+    const base::Fd parent(::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent) ::fsync(parent.get());
+  }
+}
+
+void describe_holder(const base::Fd& file) {
+  const auto text =
+      fmt::format("host {}, pid {}, since {:%Y-%m-%dT%H:%M:%SZ}\n", base::host_name(), ::getpid(),
+                  fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
+  // On a full disk this may fail; the lock is held all the same.
+  if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) < 0) {
+    base::log_debug("the snapshots' lock does not say who holds it: {}", base::errno_text(errno));
+  }
+}
+
+std::string read_holder(const base::Fd& file) {
+  char text[512];
+  const auto got = ::pread(file.get(), text, sizeof text, 0);
+  const std::string_view all(text, got > 0 ? static_cast<size_t>(got) : 0);
+  const auto line = all.substr(0, all.find('\n'));
+  return line.empty() ? "an unknown process" : printable(line);
+}
+
+}  // namespace
+
+Directory::Directory(fs::path path) {
+  if (path.empty()) {
+    throw UsageError(
+        base::compose({.what = "the directory for snapshots has no name", .hint = "give one: \"run1\""}));
+  }
+  // Absolute, so that a later change of the working directory does not matter.
+  path_ = fs::absolute(path).lexically_normal();
+  if (!path_.has_filename() && path_.has_relative_path()) path_ = path_.parent_path();
+}
+
+std::vector<Numbered> Directory::list() const {
+  std::vector<Numbered> snapshots;
+  std::error_code gone;
+  for (const auto& name : names_in(path_)) {
+    const auto sequence = sequence_of(name);
+    if (sequence && fs::is_regular_file(path_ / name, gone)) snapshots.push_back({*sequence, path_ / name});
+  }
+  std::sort(snapshots.begin(), snapshots.end(),
+            [](const Numbered& a, const Numbered& b) { return a.sequence < b.sequence; });
+  return snapshots;
+}
+
+void Directory::lock() {
+  if (lock_) return;
+  make_directory(path_);
+  base::Fd file(::open((path_ / kLockName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file) {
+    fail(fmt::format("cannot write to the snapshot directory {}", path_.string()), last_error(),
+         "use a directory that this user may write to");
+  }
+  int locked = 0;
+  do {
+    locked = ::flock(file.get(), LOCK_EX | LOCK_NB);
+  } while (locked != 0 && errno == EINTR);
+  if (locked != 0 && errno == EWOULDBLOCK) {
+    throw SnapshotError(
+        base::compose({.what = fmt::format("another process writes snapshots to {}", path_.string()),
+                       .evidence = read_holder(file),
+                       .hint = "use another directory, or wait until that process has ended; to look only, "
+                               "open it read-only"}));
+  }
+  if (locked != 0) {
+    base::log_warn(
+        "the file system of {} has no locks ({}): make sure that only one job writes its snapshots there",
+        path_.string(), base::errno_text(errno));
+  } else {
+    describe_holder(file);
+    remove_leftovers();
+  }
+  lock_ = std::move(file);
+}
+
+fs::path Directory::next() const {
+  int64_t greatest = 0;
+  for (const auto& name : names_in(path_)) greatest = std::max(greatest, sequence_of(name).value_or(0));
+  if (greatest == kMostSequence) {
+    throw SnapshotError(
+        base::compose({.what = fmt::format("the snapshots in {} have run out of numbers", path_.string()),
+                       .where = name_of(greatest),
+                       .hint = "rename or remove that file"}));
+  }
+  return path_ / name_of(greatest + 1);
+}
+
+void Directory::remove_old(int keep) const {
+  if (!lock_) throw UsageError("snapshots are removed without the lock of their directory");
+  if (keep <= 0) return;
+  auto snapshots = list();
+  snapshots.resize(snapshots.size() - std::min(snapshots.size(), static_cast<size_t>(keep)));
+  for (const auto& old : snapshots) {
+    std::error_code error;
+    fs::remove(old.path, error);
+    // No reason to fail: the new one is written.
+    if (error) base::log_warn("cannot remove the old snapshot {}: {}", old.path.string(), error.message());
+  }
+}
+
+void Directory::remove_leftovers() const {
+  for (const auto& name : names_in(path_)) {
+    if (!is_leftover(name)) continue;
+    std::error_code error;
+    fs::remove(path_ / name, error);
+    if (error) {
+      base::log_warn("cannot remove the unfinished snapshot {}: {}", (path_ / name).string(),
+                     error.message());
+    } else {
+      base::log_info("removed the unfinished snapshot {}", (path_ / name).string());
+    }
+  }
+}
+
+}  // namespace lockstep::snapshot

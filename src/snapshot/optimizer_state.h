@@ -1,0 +1,39 @@
+// An optimizer's state by the names of its parameters.
+//
+// LibTorch keys the state by addresses, which mean nothing in another process. By name, a run goes on bit for
+// bit in an optimizer made anew, with another LibTorch, and with the parameters of a group in another order.
+// SGD, Adam, AdamW, RMSprop and Adagrad are known.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <torch/optim/optimizer.h>
+
+#include "snapshot/named_tensors.h"
+
+namespace lockstep::snapshot {
+
+struct OptimizerState {
+  // {"kind": "Adam", "groups": [{"options": {"lr": 0.001, …}, "parameters": ["fc1.weight", …]}],
+  //  "steps": {"fc1.weight": 5, …}}
+  // A number that JSON lacks (infinite, not a number) is the text of its bits: "0x7ff0000000000000".
+  nlohmann::json about;
+  NamedTensors tensors;  // "<parameter name>/<slot>": "fc1.weight/exp_avg"
+};
+
+// names: every parameter that may be in the optimizer; one that is shared may have several names. The tensors
+// are the optimizer's own: the next step changes them. Throws UsageError for an optimizer of another kind and
+// for a parameter without a name.
+OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const NamedTensors& names);
+
+// Throws SnapshotError when the state is not one of this optimizer: another kind, groups, parameters, shapes
+// or dtypes.
+void check_optimizer(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                     const NamedTensors& names);
+
+// Makes the optimizer hold this state and nothing else. The tensors are copied, to each parameter's device.
+// Checks everything first, as check_optimizer, and changes nothing when it throws.
+void restore_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                       const NamedTensors& names);
+
+}  // namespace lockstep::snapshot

@@ -1,0 +1,31 @@
+// What rank 0 read or did, on all ranks.
+//
+// Rank 0 may take longer than a collective may last: a large file, a slow disk. So it tells the others every
+// quarter of a second that it is at work. All ranks make the same calls.
+#pragma once
+
+#include <functional>
+#include <future>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <lockstep/process_group.h>
+
+#include "snapshot/document.h"
+
+namespace lockstep::snapshot {
+
+// Waits for rank 0's task (the others give none). Throws on all ranks what it threw.
+void await_on_all(ProcessGroup& group, std::future<void>* task);
+
+// Rank 0 runs `task` in a thread of its own, and all ranks wait for it.
+void run_on_rank_0(ProcessGroup& group, const std::function<void()>& task);
+
+// Throws on all ranks if `mine` failed on any: the error of the lowest such rank.
+void agree(ProcessGroup& group, const std::function<void()>& mine);
+
+// Rank 0's document on all ranks; nothing if it has none.
+std::optional<Document> share(ProcessGroup& group, std::optional<Document> document);
+
+}  // namespace lockstep::snapshot
