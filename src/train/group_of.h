@@ -1,0 +1,17 @@
+// The group that a call was given.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <lockstep/error.h>
+#include <lockstep/process_group.h>
+
+namespace lockstep::train {
+
+inline ProcessGroup& group_of(const std::shared_ptr<ProcessGroup>& group, const char* call) {
+  if (!group) throw UsageError(std::string(call) + " was given no process group (a null pointer)");
+  return *group;
+}
+
+}  // namespace lockstep::train
