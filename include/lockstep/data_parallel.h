@@ -1,0 +1,291 @@
+// Splits each batch over replicas of a module in the threads of one process: the older way, in one line.
+//
+//   lockstep::DataParallel dp(model, {.replicas = 2});
+//   auto loss = loss_of(dp(batch), target);
+//   loss.backward();  // sums the gradients of all replicas into the module's own parameters
+//
+// DistributedDataParallel is faster and works over several machines; docs/data-parallel.md has figures.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <lockstep/tensors_in.h>
+
+namespace lockstep {
+
+struct DataParallelOptions {
+  // 0: one for each device; on the CPU one for each core that the process may use, at most 4, since batch
+  // norm sees the part of one replica only.
+  int replicas = 0;
+  // CUDA devices, one for each replica. The module must be on the first, where outputs are gathered.
+  std::vector<int> devices = {};
+};
+
+namespace detail {
+
+// How a batch is divided: as at::chunk does, so that a small one occupies fewer replicas.
+struct Split {
+  size_t replicas = 1;
+  int64_t rows = 0, rows_each = 0;
+};
+
+// The part of one replica.
+struct Share {
+  Split split;
+  size_t replica = 0;
+  std::optional<at::Device> device;  // none: where the tensor is
+};
+
+at::Tensor part_of(const at::Tensor& tensor, const Share& share);
+at::Tensor join_tensors(const std::vector<at::Tensor>& parts);
+// Of vectors' lengths, maps' keys and optionals' states, which must be the same in the outputs of all
+// replicas.
+[[noreturn]] void throw_unlike(const char* what);
+[[noreturn]] void throw_unsplittable();
+
+// What is split and joined: tensors, and vectors, arrays, pairs, tuples, maps and optionals of such.
+template <class T>
+struct Batched {
+  static constexpr bool kJoins = false;
+  static T part(const T& value, const Share&) {
+    if (!tensors_in(value).empty()) throw_unsplittable();
+    return value;
+  }
+};
+
+// One T of the parts of all replicas, in their order.
+template <class T>
+T join(const std::vector<T>& parts) {
+  static_assert(Batched<T>::kJoins,
+                "DataParallel joins outputs that are tensors, or vectors, arrays, pairs, tuples, maps or "
+                "optionals of tensors: let forward return one of these");
+  return Batched<T>::join(parts);
+}
+
+// The same member of all parts, joined.
+template <class T, class Member>
+auto join_members(const std::vector<T>& parts, Member&& member) {
+  std::vector<std::remove_cvref_t<decltype(member(parts.front()))>> members;
+  members.reserve(parts.size());
+  for (const auto& part : parts) members.push_back(member(part));
+  return join(members);
+}
+
+template <>
+struct Batched<at::Tensor> {
+  static constexpr bool kJoins = true;
+  static at::Tensor part(const at::Tensor& tensor, const Share& share) { return part_of(tensor, share); }
+  static at::Tensor join(const std::vector<at::Tensor>& parts) { return join_tensors(parts); }
+};
+
+template <class T, class Allocator>
+requires(!std::is_arithmetic_v<T>) struct Batched<std::vector<T, Allocator>> {
+  using Vector = std::vector<T, Allocator>;
+  static constexpr bool kJoins = true;
+  static Vector part(const Vector& values, const Share& share) {
+    Vector parts;
+    parts.reserve(values.size());
+    for (const auto& value : values) parts.push_back(Batched<T>::part(value, share));
+    return parts;
+  }
+  static Vector join(const std::vector<Vector>& parts) {
+    Vector joined;
+    for (const auto& part : parts) {
+      if (part.size() != parts.front().size()) throw_unlike("lengths of vectors");
+    }
+    for (size_t i = 0; i < parts.front().size(); ++i) {
+      joined.push_back(join_members(parts, [i](const Vector& part) { return part[i]; }));
+    }
+    return joined;
+  }
+};
+
+// Tuples, pairs, arrays.
+template <TupleLike T>
+struct Batched<T> {
+  static constexpr bool kJoins = true;
+  static T part(const T& values, const Share& share) {
+    return std::apply(
+        [&](const auto&... value) {
+          return T{Batched<std::remove_cvref_t<decltype(value)>>::part(value, share)...};
+        },
+        values);
+  }
+  static T join(const std::vector<T>& parts) {
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return T{join_members(parts, [](const T& part) { return std::get<I>(part); })...};
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>());
+  }
+};
+
+template <class T>
+concept MapLike = requires(T map, typename T::key_type key, typename T::mapped_type value) {
+  map.insert_or_assign(key, value);
+  map.find(key);
+};
+
+template <MapLike T>
+struct Batched<T> {
+  using Value = typename T::mapped_type;
+  static constexpr bool kJoins = true;
+  static T part(const T& values, const Share& share) {
+    T parts;
+    for (const auto& [key, value] : values) parts.insert_or_assign(key, Batched<Value>::part(value, share));
+    return parts;
+  }
+  static T join(const std::vector<T>& parts) {
+    T joined;
+    for (const auto& part : parts) {
+      if (part.size() != parts.front().size()) throw_unlike("keys of maps");
+    }
+    for (const auto& item : parts.front()) {
+      joined.insert_or_assign(item.first, join_members(parts, [&item](const T& part) {
+                                const auto found = part.find(item.first);
+                                if (found == part.end()) throw_unlike("keys of maps");
+                                return found->second;
+                              }));
+    }
+    return joined;
+  }
+};
+
+template <OptionalLike T>
+struct Batched<T> {
+  using Value = std::remove_cvref_t<decltype(*std::declval<const T&>())>;
+  static constexpr bool kJoins = true;
+  static T part(const T& value, const Share& share) {
+    return value.has_value() ? T(Batched<Value>::part(*value, share)) : T();
+  }
+  static T join(const std::vector<T>& parts) {
+    for (const auto& part : parts) {
+      if (part.has_value() != parts.front().has_value()) throw_unlike("presence of optional values");
+    }
+    if (!parts.front().has_value()) return T();
+    return T(join_members(parts, [](const T& part) { return *part; }));
+  }
+};
+
+// An argument's part is passed as the argument was: as an lvalue or as an rvalue.
+template <class Arg>
+using PassAs = std::conditional_t<std::is_lvalue_reference_v<Arg>, std::decay_t<Arg>&, std::decay_t<Arg>&&>;
+
+}  // namespace detail
+
+// The part of DataParallel that does not depend on the module's type.
+class DataParallelBase {
+ public:
+  // Of the module, for an optimizer.
+  std::vector<at::Tensor> parameters() const;
+  int replicas() const;
+  // The copies are made anew at the next forward.
+  void refresh();
+
+ protected:
+  DataParallelBase(std::shared_ptr<torch::nn::Module> module, DataParallelOptions options);
+  ~DataParallelBase();
+  DataParallelBase(DataParallelBase&&) noexcept;
+  DataParallelBase& operator=(DataParallelBase&&) noexcept;
+
+  // The tensors of each argument must have as many rows as the others.
+  detail::Split split_of(const std::vector<std::vector<at::Tensor>>& arguments) const;
+  // Whether the module can be called as it is, in the calling thread.
+  bool is_direct(const detail::Split& split) const;
+  // Brings the replicas up to date and calls `body` for each of them, in its own thread.
+  void run(const detail::Split& split,
+           const std::function<void(torch::nn::Module&, const detail::Share&)>& body);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A forward splits the tensors among its arguments along their first dimension (0-dimensional ones go to all
+// replicas, as does everything that is not a tensor), runs the replicas' forwards in threads of their own,
+// and joins their outputs along the first dimension. Outputs without dimensions (losses) are stacked: take
+// their mean. A batch of less than two rows runs in the calling thread.
+//
+// The first replica is the module itself, so that its buffers, such as batch norm's statistics, follow the
+// first part of each batch. The others are copies, made once with the module's clone(); they use the memory
+// of its parameters, on the CPU, and take its buffers, children and modes before each forward. Other members
+// of the module that change later need a refresh().
+//
+// Parameters must not be changed between a forward and its backward, as without it. Forwards of one object
+// run one after another; what the module's forward uses besides its own members must bear several threads.
+// Threads end with the object.
+template <class Module>
+class DataParallel : public DataParallelBase {
+ public:
+  explicit DataParallel(std::shared_ptr<Module> module, DataParallelOptions options = {})
+      : DataParallelBase(module, std::move(options)), module_(std::move(module)) {}
+
+  // Module holders (TORCH_MODULE, torch::nn::Sequential, …).
+  template <class Holder>
+  requires std::same_as<typename Holder::ContainedType, Module>
+  explicit DataParallel(const Holder& holder, DataParallelOptions options = {})
+      : DataParallel(holder.ptr(), std::move(options)) {}
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    using Output = std::remove_cvref_t<decltype(module_->forward(std::forward<Args>(args)...))>;
+    const auto split = split_of({tensors_in(args)...});
+    if (is_direct(split)) return static_cast<Output>(module_->forward(std::forward<Args>(args)...));
+
+    const auto call = [&](torch::nn::Module& replica, const detail::Share& share) {
+      std::tuple<std::decay_t<Args>...> parts(detail::Batched<std::decay_t<Args>>::part(args, share)...);
+      return std::apply(
+          [&](auto&... part) {
+            return dynamic_cast<Module&>(replica).forward(static_cast<detail::PassAs<Args>>(part)...);
+          },
+          parts);
+    };
+    if constexpr (std::is_void_v<Output>) {
+      run(split, call);
+    } else {
+      std::vector<std::optional<Output>> outputs(split.replicas);
+      run(split, [&](torch::nn::Module& replica, const detail::Share& share) {
+        outputs[share.replica].emplace(call(replica, share));
+      });
+      return detail::join_members(outputs, [](const std::optional<Output>& output) { return *output; });
+    }
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  Module* operator->() const { return module_.get(); }
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+
+ private:
+  std::shared_ptr<Module> module_;
+};
+
+template <class Module>
+DataParallel(std::shared_ptr<Module>) -> DataParallel<Module>;
+template <class Module>
+DataParallel(std::shared_ptr<Module>, DataParallelOptions) -> DataParallel<Module>;
+template <class Holder>
+DataParallel(Holder) -> DataParallel<typename Holder::ContainedType>;
+template <class Holder>
+DataParallel(Holder, DataParallelOptions) -> DataParallel<typename Holder::ContainedType>;
+
+}  // namespace lockstep
