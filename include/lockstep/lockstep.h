@@ -5,11 +5,17 @@
 
 #include <lockstep/c10d.h>
 #include <lockstep/comm_hook.h>
+#include <lockstep/data_parallel.h>
 #include <lockstep/ddp.h>
 #include <lockstep/ddp_stats.h>
 #include <lockstep/error.h>
+#include <lockstep/metrics.h>
 #include <lockstep/process_group.h>
+#include <lockstep/progress.h>
+#include <lockstep/sampler.h>
+#include <lockstep/snapshot.h>
 #include <lockstep/spawn.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/tensors_in.h>
+#include <lockstep/train.h>
 #include <lockstep/work.h>
