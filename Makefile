@@ -1,7 +1,7 @@
 # The commands that people type. Each installs what it needs from Debian's packages (scripts/setup says what and why),
 # configures, builds and runs; a second run starts at once.
 #
-#   make demo          train something small, with one process and with two
+#   make demo          train on Fashion-MNIST with one process and with two, and compare (demo.html)
 #   make test          build everything and run all tests
 #   make install       install lockstep below PREFIX (/usr/local)
 #   make format lint   clang-format in place; clang-tidy
@@ -18,7 +18,7 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
 .PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap \
-        bench-collectives bench-ddp
+        bench-collectives bench-ddp bench-data-parallel
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -30,6 +30,8 @@ help:
 	@echo "  make bench-collectives"
 	@echo "                     the collectives beside Gloo's, Open MPI's and the memory's own speed"
 	@echo "  make bench-ddp     training steps beside those of PyTorch's DistributedDataParallel over Gloo"
+	@echo "  make bench-data-parallel"
+	@echo "                     DataParallel beside one process and beside DistributedDataParallel"
 	@echo "  make clean         remove build/"
 
 setup:
@@ -42,7 +44,7 @@ build: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)
 
 demo: configure
-	@cmake --build $(BUILD) --parallel $(JOBS) --target demo lockstep_cli
+	@cmake --build $(BUILD) --parallel $(JOBS) --target fashion_mnist demo_report lockstep_cli lockstep_torch_cli
 	@scripts/demo $(BUILD)
 
 test:
@@ -84,6 +86,12 @@ bench-ddp: configure
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train_step
 	@bench/ddp/run $(BUILD) $(BENCH_FLAGS)
+
+# BENCH_FLAGS: see bench/data_parallel/run --help.
+bench-data-parallel: configure
+	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_data_parallel lockstep_cli
+	@bench/data_parallel/run $(BUILD) $(BENCH_FLAGS)
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -1,0 +1,57 @@
+// Rung 4: rung 3 with snapshots. Kill it at any moment, start it again, and it goes on as if nothing had
+// happened. The lines marked + are new.
+//
+//   T=build/release/examples/4_launcher_and_snapshots/train
+//   build/release/bin/lockstep run --nproc-per-node 2 --max-restarts 3 $T run1 [epochs]
+//   build/release/bin/lockstep snapshot ls run1
+#include <cstdio>
+#include <cstdlib>
+
+#include <lockstep/lockstep.h>
+
+#include "spirals.h"
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: train DIRECTORY [epochs]\n");
+    return 2;
+  }
+  const int epochs = argc > 2 ? std::atoi(argv[2]) : 10;
+  const auto group = lockstep::init_process_group();
+  const int64_t batch_size = 240 / group->world_size();
+
+  torch::manual_seed(7);
+  Net net;
+  lockstep::DistributedDataParallel ddp(net, group);
+  torch::optim::Adam optimizer(net->parameters(), 5e-3);
+
+  auto data = Spirals(12000).map(torch::data::transforms::Stack<>());
+  lockstep::DistributedSampler sampler(data.size().value(), group);
+  auto loader = torch::data::make_data_loader(std::move(data), sampler, batch_size);
+
+  lockstep::Snapshots snapshots(argv[1], group);              // +
+  const auto at = snapshots.resume(ddp, optimizer, sampler);  // + zeros the first time
+  if (group->rank() == 0 && at.step > 0) {                    // +
+    std::printf("going on from epoch %ld, step %ld\n", at.epoch + 1, at.step);
+  }
+
+  auto step = at.step;                                    // +
+  for (auto epoch = at.epoch; epoch < epochs; ++epoch) {  // +
+    sampler.set_epoch(epoch);
+    lockstep::Average mean_loss;
+    for (auto& batch : *loader) {
+      optimizer.zero_grad();
+      auto loss = torch::cross_entropy_loss(ddp(batch.data), batch.target);
+      loss.backward();
+      optimizer.step();
+      mean_loss.add(loss.item<double>(), batch.target.size(0));
+      // + in the middle of an epoch, too
+      if (++step % 20 == 0) snapshots.save(ddp, optimizer, sampler, {.epoch = epoch, .step = step});
+    }
+    const auto loss = mean_loss.all_reduce(*group);
+    if (group->rank() == 0) std::printf("epoch %ld  loss %.4f\n", epoch + 1, loss);
+    snapshots.save(ddp, optimizer, sampler, {.epoch = epoch + 1, .step = step});  // +
+  }
+  ddp.verify_replicas();
+  if (group->rank() == 0) std::printf("%.1f %% of new points right\n", 100 * accuracy(net));
+}

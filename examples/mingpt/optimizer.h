@@ -1,0 +1,72 @@
+// How a GPT is trained: AdamW that lets only matrices decay, and a learning rate that rises in a line and
+// falls as a cosine.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numbers>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+namespace mingpt {
+
+struct AdamWSettings {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;
+};
+
+// Biases, norms and embeddings do not decay: the first group has the matrices of the linear layers, the
+// second the rest.
+inline torch::optim::AdamW make_optimizer(const torch::nn::Module& model, const AdamWSettings& settings) {
+  std::set<const void*> matrices;
+  for (const auto& module : model.modules(false)) {
+    if (const auto* linear = module->as<torch::nn::Linear>()) {
+      matrices.insert(linear->weight.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<torch::Tensor> decaying, others;
+  for (const auto& parameter : model.parameters()) {
+    (matrices.contains(parameter.unsafeGetTensorImpl()) ? decaying : others).push_back(parameter);
+  }
+
+  const auto options = [&](double weight_decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions()
+                                                            .betas({settings.beta1, settings.beta2})
+                                                            .eps(settings.eps)
+                                                            .weight_decay(weight_decay));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::move(decaying), options(settings.weight_decay));
+  groups.emplace_back(std::move(others), options(0));
+  return torch::optim::AdamW(std::move(groups));
+}
+
+struct Schedule {
+  double peak = 1e-3;
+  double floor = 1e-4;  // at the last step
+  int64_t warmup = 100, steps = 1000;
+};
+
+// For the step of this number, from 0.
+inline double learning_rate(int64_t step, const Schedule& schedule) {
+  if (step < schedule.warmup) {
+    return schedule.peak * static_cast<double>(step + 1) / static_cast<double>(schedule.warmup);
+  }
+  const auto falling = std::max<int64_t>(schedule.steps - 1 - schedule.warmup, 1);
+  const double way =
+      std::min(static_cast<double>(step - schedule.warmup) / static_cast<double>(falling), 1.0);
+  return schedule.floor + (schedule.peak - schedule.floor) * (1 + std::cos(std::numbers::pi * way)) / 2;
+}
+
+inline void set_learning_rate(torch::optim::Optimizer& optimizer, double rate) {
+  for (auto& group : optimizer.param_groups()) {
+    static_cast<torch::optim::AdamWOptions&>(group.options()).lr(rate);
+  }
+}
+
+}  // namespace mingpt
