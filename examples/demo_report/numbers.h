@@ -12,7 +12,8 @@ namespace demo {
 // 12,345; rounded to whole.
 inline std::string grouped(double value) {
   auto text = std::to_string(std::llround(value));
-  for (auto at = static_cast<int>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) text.insert(at, 1, ',');
+  for (auto at = static_cast<int>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
+    text.insert(at, 1, ',');
   return text;
 }
 
