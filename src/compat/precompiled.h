@@ -1,4 +1,4 @@
-// Precompiled for src/compat and src/comm. Files include what they use all the same.
+// Precompiled once, for all folders of src that use LibTorch. Files include what they use all the same.
 #pragma once
 
 #include <memory>
