@@ -71,6 +71,9 @@ void connect_gloo(ProcessGroup::Impl& group) {
   const auto address = own_address(group.rank, group.ranks);
   try {
     group.c10d = compat::make_gloo(c10d_store(group), group.rank, group.world_size, group.timeout, address);
+    // Gloo takes a peer for connected when the kernel does. A rank that left now would close connections that
+    // a slower peer has not looked at yet, and fail it.
+    group.c10d->barrier()->wait();
   } catch (...) {
     throw_failure(group, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
   }

@@ -24,7 +24,7 @@ using nlohmann::json;
 namespace {
 
 // Small enough that the checksum goes over bytes that are still in the cache.
-constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr size_t kReadBytes = size_t{1} << 20;
 
 constexpr const char* kDamagedHint = "use an earlier snapshot; if this one was copied, copy it again";
 constexpr const char* kForeignHint = "`lockstep snapshot import` takes files of other programs";
@@ -46,7 +46,7 @@ class File {
 
   void read(char* to, uint64_t count, Checksum* checksum = nullptr) {
     while (count > 0) {
-      const auto got = ::read(fd_.get(), to, std::min<uint64_t>(count, kPieceBytes));
+      const auto got = ::read(fd_.get(), to, std::min<uint64_t>(count, kReadBytes));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail_to("read", errno);
       if (got == 0) refuse("it became shorter while it was read", "find out which program writes to it");
@@ -231,7 +231,7 @@ Document read_file(const std::filesystem::path& path, Origin origin) {
 
 void verify_file(const std::filesystem::path& path, Origin origin) {
   auto opened = open(path, origin);
-  std::string piece(kPieceBytes, '\0');
+  std::string piece(kReadBytes, '\0');
   for (uint64_t left = opened.header.data_bytes(); left > 0;) {
     const auto count = std::min<uint64_t>(left, piece.size());
     opened.file.read(piece.data(), count, &opened.checksum);

@@ -99,7 +99,7 @@ std::string describe(const at::Tensor& tensor) {
   return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
 }
 
-std::string first_few(const std::vector<std::string>& names) {
+std::string quote_names(const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
   const auto shown = std::min(names.size(), kShown);
   auto text = fmt::format("'{}'", fmt::join(names.begin(), names.begin() + shown, "', '"));
@@ -247,8 +247,8 @@ void check_group(const char* kind, const json& saved, std::vector<std::string> h
   std::vector<std::string> only_here, only_there, differences;
   std::set_difference(here.begin(), here.end(), there.begin(), there.end(), std::back_inserter(only_here));
   std::set_difference(there.begin(), there.end(), here.begin(), here.end(), std::back_inserter(only_there));
-  if (!only_there.empty()) differences.push_back("only the snapshot has " + first_few(only_there));
-  if (!only_here.empty()) differences.push_back("only the optimizer has " + first_few(only_here));
+  if (!only_there.empty()) differences.push_back("only the snapshot has " + quote_names(only_there));
+  if (!only_here.empty()) differences.push_back("only the optimizer has " + quote_names(only_here));
   throw_other(kind, fmt::format("in group {}, {} parameters were saved and the optimizer has {}; {}", group,
                                 there.size(), here.size(), fmt::join(differences, "; ")));
 }

@@ -13,7 +13,6 @@
 namespace lockstep::testing {
 namespace {
 
-using World = std::tuple<const char*, int>;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -6,7 +6,6 @@
 namespace lockstep::testing {
 namespace {
 
-using World = std::tuple<const char*, int>;
 using ::testing::HasSubstr;
 
 class Gradients : public DdpTest {};

@@ -6,7 +6,6 @@
 namespace lockstep::testing {
 namespace {
 
-using World = std::tuple<const char*, int>;
 class Hooks : public DdpTest {};
 
 // Trains with a hook and without; returns the greatest difference of the parameters at the end.
@@ -163,8 +162,8 @@ TEST_P(Hooks, LocalSgdAveragesTheModelNowAndThen) {
 
 // A sparse gradient goes another way; the last bucket that a hook sees is the last one all the same.
 TEST_P(Hooks, BesideSparseGradients) {
-  struct Embeds : torch::nn::Module {
-    Embeds()
+  struct EmbedsSparsely : torch::nn::Module {
+    EmbedsSparsely()
         : table(
               register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).sparse(true)))),
           head(register_module("head", torch::nn::Linear(4, 2))) {}
@@ -173,7 +172,7 @@ TEST_P(Hooks, BesideSparseGradients) {
     torch::nn::Linear head;
   };
   run([](ProcessGroup& group) {
-    DistributedDataParallel ddp(std::make_shared<Embeds>());
+    DistributedDataParallel ddp(std::make_shared<EmbedsSparsely>());
     ddp.register_comm_hook(hooks::local_sgd(/*start_step=*/1));
     for (int step = 0; step < 2; ++step) {
       drop_gradients(ddp.parameters());

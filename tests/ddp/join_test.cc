@@ -4,7 +4,6 @@
 namespace lockstep::testing {
 namespace {
 
-using World = std::tuple<const char*, int>;
 class JoinTest : public DdpTest {};
 
 // Rank r has `batches[r]` batches. In each step the ranks that still have one count, as one process with

@@ -5,7 +5,6 @@
 namespace lockstep::testing {
 namespace {
 
-using World = std::tuple<const char*, int>;
 class NoSyncTest : public DdpTest {};
 
 at::Tensor loss_on(DistributedDataParallel<Net>& ddp, ProcessGroup& group, int step) {

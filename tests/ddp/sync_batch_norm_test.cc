@@ -6,6 +6,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "ddp/training.h"
 #include "support/message_of.h"
 #include "support/run_ranks.h"
 
@@ -104,28 +105,10 @@ void compare_layers(ProcessGroup& group, const torch::nn::BatchNormOptions& opti
   }
 }
 
-struct World {
-  int size;
-  const char* backend;
-};
+class SyncBatchNorm : public DdpTest {};
 
-class SyncBatchNorm : public ::testing::TestWithParam<World> {
- protected:
-  void run(const std::function<void(ProcessGroup&)>& body) const {
-    run_ranks(GetParam().size, GetParam().backend, [&](ProcessGroup& group) {
-      body(group);
-      // Gloo: nobody may leave while another still connects to the last group that was made.
-      group.barrier();
-    });
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(Worlds, SyncBatchNorm,
-                         ::testing::Values(World{1, "gloo"}, World{2, "gloo"}, World{3, "gloo"},
-                                           World{2, "shm"}, World{3, "shm"}),
-                         [](const auto& world) {
-                           return std::string(world.param.backend) + std::to_string(world.param.size);
-                         });
+LOCKSTEP_DDP_WORLDS(SyncBatchNorm, World("gloo", 1), World("gloo", 2), World("gloo", 3), World("shm", 2),
+                    World("shm", 3));
 
 TEST_P(SyncBatchNorm, IsThatOfTheWholeBatch) {
   run([](ProcessGroup& group) {
@@ -149,8 +132,8 @@ TEST_P(SyncBatchNorm, WithoutWeightsOrWithoutStatistics) {
 // ---- Inside models
 
 // With members of fixed types, and a Sequential.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct NormedNetImpl : torch::nn::Module {
+  NormedNetImpl() {
     register_module("conv", conv);
     register_module("bn1", bn1);
     register_module("tail", tail);
@@ -163,9 +146,9 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Sequential tail{torch::nn::Linear(16, 6), torch::nn::BatchNorm1d(6), torch::nn::ReLU(),
                              torch::nn::Linear(6, 2)};
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(NormedNet);
 
-Net make_net(int seed) {
+NormedNet make_normed_net(int seed) {
   torch::manual_seed(seed);
   return {};
 }
@@ -188,7 +171,7 @@ TEST_P(SyncBatchNorm, UnderDdpTrainsAsTheWholeBatchDoes) {
   run([](ProcessGroup& group) {
     const int world = group.world_size();
     for (const auto& rows : splits(world)) {
-      auto net = make_net(group.rank()), twin = make_net(0);
+      auto net = make_normed_net(group.rank()), twin = make_normed_net(0);
       convert_sync_batchnorm(net);
       DistributedDataParallel ddp(net);
       torch::optim::SGD optimizer(net->parameters(), 0.05), twins(twin->parameters(), 0.05);
@@ -213,7 +196,7 @@ TEST_P(SyncBatchNorm, UnderJoinGoesOnWithThoseWhoHaveInput) {
     const int world = group.world_size(), rank = group.rank();
     // The first epoch ends late for the last rank, the second for the first; one has nothing at all.
     const std::vector<std::vector<int>> epochs = {{1, 3, 4}, {4, 2, 2}, {0, 2, 5}};
-    auto net = make_net(7), twin = make_net(7);
+    auto net = make_normed_net(7), twin = make_normed_net(7);
     convert_sync_batchnorm(net);
     DistributedDataParallel ddp(net);
     torch::optim::SGD optimizer(net->parameters(), 0.05), twins(twin->parameters(), 0.05);
@@ -249,7 +232,7 @@ TEST_P(SyncBatchNorm, UnderJoinGoesOnWithThoseWhoHaveInput) {
 
 TEST_P(SyncBatchNorm, IsUntouchedInEvaluation) {
   run([](ProcessGroup& group) {
-    auto net = make_net(3), twin = make_net(3);
+    auto net = make_normed_net(3), twin = make_normed_net(3);
     convert_sync_batchnorm(net);
     net->eval();
     twin->eval();
@@ -275,8 +258,8 @@ TEST_P(SyncBatchNorm, IsUntouchedInEvaluation) {
 
 TEST_P(SyncBatchNorm, OthersAreUntouched) {
   run([](ProcessGroup& group) {
-    auto converted = make_net(3);
-    auto before = make_net(4), after = make_net(4);
+    auto converted = make_normed_net(3);
+    auto before = make_normed_net(4), after = make_normed_net(4);
     const auto input = input_at(group.rank(), 2 + group.rank());
     const auto expected = before->forward(input);
     convert_sync_batchnorm(converted);

@@ -81,8 +81,10 @@ inline void drop_gradients(const Tensors& parameters) {
   for (const auto& parameter : parameters) parameter.mutable_grad() = at::Tensor();
 }
 
+using World = std::tuple<const char*, int>;  // the backend and how many ranks
+
 // Runs the body in a group of each backend and world.
-class DdpTest : public ::testing::TestWithParam<std::tuple<const char*, int>> {
+class DdpTest : public ::testing::TestWithParam<World> {
  protected:
   void run(const std::function<void(ProcessGroup& group)>& body) {
     run_ranks(std::get<1>(GetParam()), std::get<0>(GetParam()), body);
@@ -90,7 +92,7 @@ class DdpTest : public ::testing::TestWithParam<std::tuple<const char*, int>> {
   int world() const { return std::get<1>(GetParam()); }
 };
 
-inline std::string name_of_world(const ::testing::TestParamInfo<std::tuple<const char*, int>>& info) {
+inline std::string name_of_world(const ::testing::TestParamInfo<World>& info) {
   return std::string(std::get<0>(info.param)) + std::to_string(std::get<1>(info.param));
 }
 

@@ -6,7 +6,6 @@
 namespace lockstep::testing {
 namespace {
 
-using World = std::tuple<const char*, int>;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/c10d.h>
 
+#include "comm/rendezvous.h"
+#include "groups/make_group.h"
 #include "support/message_of.h"
 #include "support/run_ranks.h"
+#include "support/scratch_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -200,6 +205,33 @@ TEST_P(Groups, PoisonEndsThemOnAllRanks) {
     EXPECT_THAT(message_of<UsageError>([&] { own->barrier(); }), HasSubstr("the data of rank 1 is broken"));
     group.barrier();  // other groups go on
   });
+}
+
+// Takes its time to look up where its peers are.
+class SlowStore : public c10d::PrefixStore {
+ public:
+  using c10d::PrefixStore::PrefixStore;
+  std::vector<uint8_t> get(const std::string& key) override {
+    std::this_thread::sleep_for(200ms);
+    return c10d::PrefixStore::get(key);
+  }
+};
+
+// Gloo takes a peer for connected as soon as the kernel does.
+TEST_P(Groups, NobodyIsLeftAloneWhileItConnects) {
+  const ScratchFolder folder;
+  const auto path = (folder / "store").string();
+  expect_success(start_ranks(
+      3,
+      [&](int rank) {
+        const auto deadline = base::Deadline::in(20s);
+        const auto file = c10::make_intrusive<c10d::FileStore>(path, 3);
+        const auto ranks = comm::meet(*file, comm::facts_of_this_process(rank, 3), deadline);
+        auto store = c10::make_intrusive<c10d::PrefixStore>("group", file);
+        if (rank == 2) store = c10::make_intrusive<SlowStore>("group", file);
+        groups::make_group("test", backend(), rank, ranks, comm::placement_of(rank, ranks), store, deadline);
+      },
+      {}));
 }
 
 }  // namespace

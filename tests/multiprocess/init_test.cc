@@ -12,6 +12,7 @@
 #include "base/net.h"
 #include "base/port.h"
 #include "support/run_ranks.h"
+#include "support/scratch_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -27,20 +28,6 @@ void join_and_sum(const InitOptions& options) {
   group->all_reduce(tensor);
   EXPECT_EQ(tensor[0].item<int>(), group->world_size() * (group->world_size() + 1) / 2);
 }
-
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = ::testing::TempDir() + "lockstep_XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  std::string path(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 // Addresses at which this process listens, as /proc/net/tcp and tcp6 write them.
 std::vector<std::string> listening_addresses() {
@@ -91,8 +78,8 @@ TEST(Init, MeetsAtAnAddress) {
 }
 
 TEST(Init, MeetsInAFile) {
-  const TemporaryDirectory directory;
-  const auto method = "file://" + directory.path("meeting");
+  const ScratchFolder folder;
+  const auto method = "file://" + (folder / "meeting").string();
   expect_success(start_ranks(3, [&](int) { join_and_sum({.init_method = method, .timeout = 20s}); },
                              {.environment = [](int) {
                                return Environment{{"MASTER_PORT", ""}};
@@ -229,8 +216,8 @@ TEST(Init, APortThatIsTakenIsNamed) {
 }
 
 TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
-  const TemporaryDirectory directory;
-  const auto method = "file://" + directory.path("meeting");
+  const ScratchFolder folder;
+  const auto method = "file://" + (folder / "meeting").string();
   const auto job = [&] {
     return start_ranks(2, [&](int rank) {
       init_process_group({.init_method = method, .timeout = 5s})->barrier();

@@ -28,9 +28,6 @@ class Citizen : public ::testing::TestWithParam<Drive> {
   }
 };
 
-// A tensor that says whose it is.
-at::Tensor filled(int value, at::IntArrayRef sizes = {16, 16}) { return at::full(sizes, value, at::kFloat); }
-
 void expect_filled(const at::Tensor& tensor, int value) {
   EXPECT_TRUE(same(tensor, filled(value, tensor.sizes()))) << tensor.flatten()[0].item() << " for " << value;
 }

@@ -17,8 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-at::Tensor filled(int value, int64_t count = 100) { return at::full({count}, value, at::kFloat); }
-
 TEST(Corners, ACallbackMayWaitForAnotherCallOfTheGroup) {
   LocalRanks ranks(2);
   const auto a = all_reduce(ranks[0], {filled(1)});

@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::vector<int64_t> kCounts = {0, 1, 37, 4095, 4096, 4097};
+const std::vector<int64_t> kMatrixCounts = {0, 1, 37, 4095, 4096, 4097};
 
 // Mixed: what one rank has registered, its neighbour has not, and an output other than its input.
 enum class Memory { Plain, Registered, Mixed };
@@ -241,7 +241,7 @@ class Matrix : public ::testing::TestWithParam<int> {
 
 TEST_P(Matrix, Reductions) {
   with_ranks([](Rank& rank) {
-    for_all(all_dtypes(), kCounts, [&](const Case& c) {
+    for_all(all_dtypes(), kMatrixCounts, [&](const Case& c) {
       // Each operation meets each kind of memory for some dtypes, and for float always.
       size_t turn = c.salt;
       for (const auto op : all_ops()) {
@@ -257,7 +257,7 @@ TEST_P(Matrix, Reductions) {
 
 TEST_P(Matrix, Movements) {
   with_ranks([](Rank& rank) {
-    for_all(all_dtypes(), kCounts, [&](const Case& c) {
+    for_all(all_dtypes(), kMatrixCounts, [&](const Case& c) {
       check_gathering(rank, c);
       check_spreading(rank, c);
       check_exchanging(rank, c);

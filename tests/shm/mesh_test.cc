@@ -30,6 +30,7 @@
 
 #include "support/message_of.h"
 #include "support/run_ranks.h"
+#include "support/scratch_folder.h"
 
 namespace lockstep::shm {
 namespace {
@@ -91,21 +92,12 @@ size_t open_descriptors() {
 // Where forked ranks meet. Gone with the test.
 class MeetingFile {
  public:
-  MeetingFile() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "mesh_test.XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    folder_ = pattern;
-  }
-  ~MeetingFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
   StorePtr open(int world) const {
     return c10::make_intrusive<c10d::FileStore>((folder_ / "store").string(), world);
   }
 
  private:
-  std::filesystem::path folder_;
+  testing::ScratchFolder folder_;
 };
 
 // A child that ends when the test does, and whose end the test decides when to look at.

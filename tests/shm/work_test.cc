@@ -19,8 +19,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-at::Tensor filled(int value, int64_t count = 100) { return at::full({count}, value, at::kFloat); }
-
 using Clock = std::chrono::steady_clock;
 
 TEST(Work, BeforeAndAfterCompletion) {

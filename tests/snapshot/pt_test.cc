@@ -22,6 +22,7 @@
 #include "snapshot/pickle_writer.h"
 #include "snapshot/pt_reader.h"
 #include "snapshot/pt_writer.h"
+#include "snapshot/scratch.h"
 #include "support/data.h"
 #include "support/message_of.h"
 #include "support/run_ranks.h"
@@ -30,44 +31,14 @@ namespace lockstep::snapshot {
 namespace {
 
 namespace fs = std::filesystem;
-using lockstep::testing::message_of;
-using lockstep::testing::same;
+using namespace lockstep::testing;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A directory of its own, removed at the end.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "lockstep-pt-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no scratch directory");
-    path_ = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path().filename());
-    return names;
-  }
-
- private:
-  fs::path path_;
-};
-
-std::string bytes_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-void put(const fs::path& path, const std::string& bytes) {
-  fs::remove(path);  // to write over a file is slow: some file systems bring it to the disk at once
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+std::vector<std::string> names_in(const fs::path& path) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(path)) names.push_back(entry.path().filename());
+  return names;
 }
 
 void expect_same(const NamedTensors& a, const NamedTensors& b) {
@@ -106,8 +77,8 @@ NamedTensors plain() {
   return {{"weight", torch::arange(6, at::kFloat).view({2, 3})}, {"count", torch::tensor(7)}};
 }
 
-struct Net : torch::nn::Module {
-  Net()
+struct SavedNet : torch::nn::Module {
+  SavedNet()
       : conv(register_module("conv", torch::nn::Conv2d(2, 3, 3))),
         norm(register_module("norm", torch::nn::BatchNorm2d(3))),
         fc(register_module("fc", torch::nn::Linear(3, 4))) {}
@@ -127,11 +98,11 @@ struct Net : torch::nn::Module {
 class PtWithPython : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    scratch_ = std::make_unique<Scratch>();
+    scratch_ = std::make_unique<ScratchFolder>();
     write_pt(*scratch_ / "written.pt", all_sorts());
     write_pt(*scratch_ / "nothing.pt", {});
     torch::manual_seed(1);
-    Net net;
+    SavedNet net;
     net.forward(torch::randn({4, 2, 5, 5}));  // statistics other than those of a new one
     net.eval();
     const auto input = torch::randn({2, 2, 5, 5});
@@ -166,7 +137,7 @@ class PtWithPython : public ::testing::Test {
     return message;
   }
 
-  static inline std::unique_ptr<Scratch> scratch_;
+  static inline std::unique_ptr<ScratchFolder> scratch_;
   static inline NamedTensors model_;
   static inline std::string output_;
   static inline int status_ = -1;
@@ -243,14 +214,14 @@ TEST_F(PtWithPython, RunsNothing) {
 // Writing
 
 TEST(Pt, ReadsBackWhatItWrote) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_pt(scratch / "a.pt", all_sorts());
   expect_same(read_pt(scratch / "a.pt"), all_sorts());
-  EXPECT_THAT(scratch.files(), ElementsAre("a.pt"));
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("a.pt"));
 }
 
 TEST(Pt, WritesSharedMemoryOnce) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   const auto big = torch::rand({64, 1024});
   write_pt(scratch / "a.pt", {{"a", big}, {"b", big}, {"half", big.slice(0, 32)}, {"turned", big.t()}});
   EXPECT_LT(fs::file_size(scratch / "a.pt"), big.nbytes() + 4096);
@@ -261,7 +232,7 @@ TEST(Pt, WritesSharedMemoryOnce) {
 }
 
 TEST(Pt, WritesOnlyTheUsedPartOfALargeBuffer) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   const auto buffer = torch::arange(1 << 20, at::kFloat);
   const NamedTensors parts = {{"end", buffer.slice(0, (1 << 20) - 4)},
                               {"begin", buffer.slice(0, 0, 4)},
@@ -272,7 +243,7 @@ TEST(Pt, WritesOnlyTheUsedPartOfALargeBuffer) {
 }
 
 TEST(Pt, AlignsTheDataAsTorchSaveDoes) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_pt(scratch / "a.pt", all_sorts());
   caffe2::serialize::PyTorchStreamReader zip((scratch / "a.pt").string());
   EXPECT_TRUE(zip.hasRecord("version"));
@@ -282,7 +253,7 @@ TEST(Pt, AlignsTheDataAsTorchSaveDoes) {
 }
 
 TEST(Pt, RefusesTensorsThatAStateDictCannotHold) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   const auto write = [&](const NamedTensors& tensors) {
     return message_of<UsageError>([&] { write_pt(scratch / "a.pt", tensors); });
   };
@@ -291,21 +262,21 @@ TEST(Pt, RefusesTensorsThatAStateDictCannotHold) {
   EXPECT_THAT(write({{"x", torch::empty({2}, at::kMeta)}}), HasSubstr("'x' is not a dense"));
   EXPECT_THAT(write({{"x", torch::ones(1)}, {"x", torch::ones(1)}}), HasSubstr("'x' stands there twice"));
   EXPECT_THAT(write({{"\xff\xfe", torch::ones(1)}}), HasSubstr("not UTF-8"));
-  EXPECT_TRUE(scratch.files().empty());
+  EXPECT_TRUE(names_in(scratch.path()).empty());
 }
 
 TEST(Pt, SaysWhyAFileCannotBeWritten) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   EXPECT_THAT(message_of<SnapshotError>([&] { write_pt(scratch / "no/such/a.pt", plain()); }),
               HasSubstr("No such file or directory"));
   fs::create_directory(scratch / "folder");
   EXPECT_THAT(message_of<SnapshotError>([&] { write_pt(scratch / "folder", plain()); }),
               HasSubstr("Is a directory"));
-  EXPECT_THAT(scratch.files(), ElementsAre("folder"));
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("folder"));
 }
 
 TEST(Pt, LeavesTheOldFileWhenTheNewOneCannotBeFinished) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_pt(scratch / "a.pt", plain());
   lockstep::testing::expect_success(lockstep::testing::start_ranks(1, [&](int) {
     std::signal(SIGXFSZ, SIG_IGN);
@@ -316,14 +287,14 @@ TEST(Pt, LeavesTheOldFileWhenTheNewOneCannotBeFinished) {
                 }),
                 HasSubstr("File too large"));
   }));
-  EXPECT_THAT(scratch.files(), ElementsAre("a.pt"));
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("a.pt"));
   expect_same(read_pt(scratch / "a.pt"), plain());
 }
 
 // Files that are not what they should be
 
 TEST(Pt, RefusesWhatIsNoFileOfTorchSave) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   const auto error_of = [&](const std::string& name) {
     return message_of<SnapshotError>([&] { read_pt(scratch / name); });
   };
@@ -331,35 +302,35 @@ TEST(Pt, RefusesWhatIsNoFileOfTorchSave) {
   EXPECT_THAT(error_of("."), HasSubstr("not a regular file"));
   ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
   EXPECT_THAT(error_of("pipe"), HasSubstr("not a regular file"));
-  put(scratch / "empty", "");
+  put_bytes(scratch / "empty", "");
   EXPECT_THAT(error_of("empty"), HasSubstr("not a zip"));
-  put(scratch / "text", "hello, world\n");
+  put_bytes(scratch / "text", "hello, world\n");
   EXPECT_THAT(error_of("text"), HasSubstr("not a zip"));
-  put(scratch / "zeros", std::string(100'000, '\0'));
+  put_bytes(scratch / "zeros", std::string(100'000, '\0'));
   EXPECT_THAT(error_of("zeros"), HasSubstr("not a zip"));
-  put(scratch / "empty.zip", "PK\5\6" + std::string(18, '\0'));
+  put_bytes(scratch / "empty.zip", "PK\5\6" + std::string(18, '\0'));
   EXPECT_THAT(error_of("empty.zip"), HasSubstr("not one of torch.save"));
 }
 
 TEST(Pt, NoticesACutAtEveryByte) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_pt(scratch / "a.pt", plain());
-  const auto whole = bytes_of(scratch / "a.pt");
+  const auto whole = bytes_in(scratch / "a.pt");
   for (size_t size = 0; size < whole.size(); ++size) {
-    put(scratch / "cut.pt", whole.substr(0, size));
+    put_bytes(scratch / "cut.pt", whole.substr(0, size));
     EXPECT_THROW(read_pt(scratch / "cut.pt"), SnapshotError) << size << " of " << whole.size() << " bytes";
   }
 }
 
 TEST(Pt, NeverReadsOtherValuesFromADamagedFile) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_pt(scratch / "a.pt", plain());
-  const auto whole = bytes_of(scratch / "a.pt");
+  const auto whole = bytes_in(scratch / "a.pt");
   size_t refused = 0;
   for (size_t i = 0; i < whole.size(); ++i) {
     auto damaged = whole;
     damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i * 5 % 8)));
-    put(scratch / "damaged.pt", damaged);
+    put_bytes(scratch / "damaged.pt", damaged);
     try {
       expect_same(read_pt(scratch / "damaged.pt"), plain());  // in a place that means nothing
     } catch (const SnapshotError&) {
@@ -381,7 +352,7 @@ void write_zip(const fs::path& path, const Records& records) {
     for (const auto& [name, data] : records) zip.writeRecord(name, data.data(), data.size());
     zip.writeEndOfFile();
   }
-  put(path, bytes);
+  put_bytes(path, bytes);
 }
 
 // Of a file with one tensor "x" in a storage of four floats.
@@ -419,7 +390,7 @@ std::string pickle_of(const Described& described) {
 }
 
 TEST(Pt, RefusesTensorsThatReachOutsideOfTheirStorage) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   const auto read = [&](const Described& described) {
     write_zip(scratch / "a.pt", {{"data.pkl", pickle_of(described)}, {"data/0", std::string(16, '\1')}});
     return read_pt(scratch / "a.pt");
@@ -457,7 +428,7 @@ TEST(Pt, RefusesTensorsThatReachOutsideOfTheirStorage) {
 }
 
 TEST(Pt, RefusesBoolsOfAnotherValue) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_zip(scratch / "a.pt",
             {{"data.pkl", pickle_of({.storage = "BoolStorage"})}, {"data/0", {"\1\0\2\1", 4}}});
   EXPECT_THAT(message_of<SnapshotError>([&] { read_pt(scratch / "a.pt"); }),
@@ -465,7 +436,7 @@ TEST(Pt, RefusesBoolsOfAnotherValue) {
 }
 
 TEST(Pt, RefusesNumbersOfTheOtherEndianness) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   write_zip(scratch / "a.pt",
             {{"data.pkl", pickle_of({})}, {"byteorder", "big"}, {"data/0", std::string(16, '\1')}});
   EXPECT_THAT(message_of<SnapshotError>([&] { read_pt(scratch / "a.pt"); }), HasSubstr("little-endian"));
@@ -473,7 +444,7 @@ TEST(Pt, RefusesNumbersOfTheOtherEndianness) {
 
 // What it makes of any pickle is data or an error; the sanitizers see the rest.
 TEST(Pt, SurvivesAnyChangeOfThePickle) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   const auto valid = pickle_of({});
   std::mt19937 random(7);
   for (int i = 0; i < 1500; ++i) {

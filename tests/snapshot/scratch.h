@@ -1,4 +1,4 @@
-// Folders, processes and documents for the tests of snapshot files.
+// Files, processes and documents for the tests of snapshot files.
 #pragma once
 
 #include <cerrno>
@@ -18,27 +18,9 @@
 #include <ATen/ATen.h>
 
 #include "snapshot/document.h"
+#include "support/scratch_folder.h"
 
 namespace lockstep::testing {
-
-// Gone with the test.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-snapshot-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~ScratchFolder() { std::filesystem::remove_all(path_); }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string bytes_in(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -129,8 +129,6 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SnapshotWorlds,
                            return std::get<0>(at.param) + std::to_string(std::get<1>(at.param));
                          });
 
-}  // namespace
-
 // Ten steps are five, kill -9 of all ranks, and five more: losses, parameters, buffers, to the bit.
 TEST_P(SnapshotWorlds, ResumeAfterKillIsBitwise) {
   const ScratchFolder scratch;
@@ -454,4 +452,5 @@ TEST(Snapshots, BadOptionsAreRefused) {
               HasSubstr("file"));
 }
 
+}  // namespace
 }  // namespace lockstep::testing

@@ -24,6 +24,11 @@ inline const std::vector<at::ScalarType>& all_dtypes() {
   return dtypes;
 }
 
+// A tensor that says whose it is.
+inline at::Tensor filled(int value, at::IntArrayRef sizes = {100}) {
+  return at::full(sizes, value, at::kFloat);
+}
+
 // Bit for bit, dtype and shape included.
 inline bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && at::equal(a, b);

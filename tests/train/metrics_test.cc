@@ -19,8 +19,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Indices = std::vector<size_t>;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 // ---- Average
 
 void expect_same_on_all_ranks(ProcessGroup& group, double value) {
@@ -76,12 +74,12 @@ TEST(Averages, TakeRanksWithoutSamples) {
     if (group.rank() == 1) average.add(4.0, 2);
     // The mean over an empty batch.
     if (group.rank() == 2) {
-      average.add(kNaN, 0);
+      average.add(std::nan(""), 0);
       average.add(torch::empty({0}).mean(), 0);
     }
     EXPECT_EQ(average.all_reduce(group), 4);
     // A real one is not hidden.
-    if (group.rank() == 0) average.add(kNaN, 1);
+    if (group.rank() == 0) average.add(std::nan(""), 1);
     EXPECT_TRUE(std::isnan(average.all_reduce(group)));
   });
 }

@@ -20,8 +20,6 @@ using train::bar_line;
 using train::plain_line;
 using train::ProgressState;
 
-constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
-
 ProgressState halfway() {
   return {.label = "epoch 1/3",
           .unit = "samples",
@@ -63,7 +61,7 @@ TEST(ProgressLine, DrawsTheBarInTheRoomThatIsLeft) {
 
 TEST(ProgressLine, FitsEveryWidth) {
   auto huge = halfway();
-  huge.done = huge.steps = kHuge;
+  huge.done = huge.steps = std::numeric_limits<int64_t>::max();
   huge.samples = 1e300;
   huge.elapsed = 1e-9;
   huge.loss = -std::numeric_limits<double>::max();
