@@ -427,7 +427,9 @@ void Endpoint::need_attendant() {
     self->attend(lock);
   };
   try {
-    std::thread(run).detach();
+    std::thread attendant(run);
+    ::pthread_setname_np(attendant.native_handle(), "lockstep-shm");
+    attendant.detach();
     has_attendant_ = true;
   } catch (const std::system_error& error) {
     fail("SystemError",

@@ -105,6 +105,7 @@ class Child {
  public:
   explicit Child(const std::function<int()>& body) {
     const pid_t parent = ::getpid();
+    testing::let_own_threads_end();
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);

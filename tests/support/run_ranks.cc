@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <gtest/gtest.h>
@@ -143,7 +144,21 @@ std::string RankOutcome::describe() const {
   return fmt::format("rank {} {}; its output:\n{}", rank, how, output);
 }
 
+void let_own_threads_end() {
+  const auto one_of_ours = [](const std::filesystem::directory_entry& task) {
+    std::ifstream file(task.path() / "comm");
+    std::string name;
+    std::getline(file, name);
+    return name.starts_with("lockstep-");
+  };
+  for (const auto deadline = base::Deadline::in(5s); !deadline.expired(); std::this_thread::sleep_for(1ms)) {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    if (std::none_of(begin(tasks), end(tasks), one_of_ours)) return;
+  }
+}
+
 std::vector<RankOutcome> start_ranks(int world, const std::function<void(int)>& body, const Start& start) {
+  let_own_threads_end();
   const base::PortReservation port(base::Reach::ThisMachine);
   std::vector<Child> children;
   for (int rank = 0; rank < world; ++rank) {

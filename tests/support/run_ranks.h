@@ -34,6 +34,10 @@ struct Start {
   std::function<Environment(int rank)> environment = {};
 };
 
+// To be called before a fork. Backends of earlier tests end in threads of their own: a process forked
+// meanwhile would inherit the locks that such a thread holds, and nobody to give them back.
+void let_own_threads_end();
+
 // Starts `world` processes that run body(rank), and waits for them. An exception that leaves the body is
 // printed as
 // "<kind>: <what>" and makes the rank exit with status 1, as does a failed assertion.
