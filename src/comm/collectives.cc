@@ -1,9 +1,11 @@
 #include "comm/collectives.h"
 
 #include <fmt/format.h>
+#include <optional>
 
 #include <ATen/ATen.h>
 
+#include "base/no_sigpipe.h"
 #include "comm/checks.h"
 #include "comm/dense.h"
 #include "comm/failure.h"
@@ -42,6 +44,9 @@ Work start(const GroupPtr& group, Outline outline, Backend&& backend) {
   state->finish = std::move(outline.finish);
   state->result = std::move(outline.result);
   state->point_to_point = outline.point_to_point;
+  std::optional<base::NoSigpipe> quiet;
+  if (outline.point_to_point && !group->native)
+    quiet.emplace();  // Gloo writes messages in the caller's thread
   try {
     state->c10d = backend(*group->c10d);
   } catch (...) {

@@ -2,6 +2,8 @@
 
 #include <lockstep/error.h>
 
+#include "base/no_sigpipe.h"
+
 #ifdef USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #endif
@@ -15,6 +17,7 @@ bool has_gloo() { return true; }
 c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            int world_size, std::chrono::milliseconds timeout,
                                            const std::string& address) {
+  const base::NoSigpipe quiet;  // for Gloo's threads
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->threads = 2;  // as Python's torch.distributed: two collectives can be under way at a time
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));

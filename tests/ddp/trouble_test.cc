@@ -42,7 +42,8 @@ TEST_P(Trouble, AKilledRank) {
   });
   EXPECT_EQ(outcomes[1].signal, 9);
   EXPECT_EQ(outcomes[0].exit_status, 1);
-  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("PeerLostError"), HasSubstr("rank 1")));
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("PeerLostError"), HasSubstr("rank 1")))
+      << outcomes[0].describe();
 }
 
 TEST_P(Trouble, AnExceptionInForwardThatEndsTheRank) {
@@ -53,7 +54,8 @@ TEST_P(Trouble, AnExceptionInForwardThatEndsTheRank) {
     });
   });
   EXPECT_THAT(outcomes[1].output, HasSubstr("broken data"));
-  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("PeerLostError"), HasSubstr("rank 1")));
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("PeerLostError"), HasSubstr("rank 1")))
+      << outcomes[0].describe();
 }
 
 TEST_P(Trouble, AForwardOnSomeRanksOnly) {

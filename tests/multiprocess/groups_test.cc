@@ -1,4 +1,8 @@
 // What groups are besides their collectives: who is who, subgroups, the default group, the world of one.
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -204,6 +208,26 @@ TEST_P(Groups, PoisonEndsThemOnAllRanks) {
     EXPECT_THAT(message, HasSubstr("the data of rank 1 is broken"));
     EXPECT_THAT(message_of<UsageError>([&] { own->barrier(); }), HasSubstr("the data of rank 1 is broken"));
     group.barrier();  // other groups go on
+  });
+}
+
+bool blocks_sigpipe(const std::filesystem::path& task) {
+  std::ifstream file(task / "status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("SigBlk:"))
+      return (std::stoull(line.substr(7), nullptr, 16) >> (SIGPIPE - 1) & 1) != 0;
+  }
+  return false;
+}
+
+// A write to a peer that has died must be an error, not the end of this process; the user's threads are the
+// user's.
+TEST(GroupsOnGloo, ThreadsOfTheBackendTakeNoSigpipe) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    EXPECT_GE(std::count_if(begin(tasks), end(tasks), blocks_sigpipe), 3);  // two that work, one that listens
+    EXPECT_FALSE(blocks_sigpipe("/proc/thread-self"));
+    group.barrier();
   });
 }
 
