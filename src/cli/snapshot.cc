@@ -212,7 +212,7 @@ int snapshot(const std::vector<std::string>& arguments) {
   constexpr int kUsage = 2;
   CLI::App app("Lists, shows, checks and converts snapshots.", "lockstep snapshot");
   app.footer(kExamples);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none is told below, a wrong one by its name
   std::string path, out, model;
   std::vector<std::string> paths;
   bool json = false;
@@ -232,10 +232,15 @@ int snapshot(const std::vector<std::string>& arguments) {
   importing->add_option("IN", path, "a .pt or .safetensors file")->required();
   importing->add_option("DIRECTORY", out, "of the run that shall begin with it")->required();
 
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return fmt::format("lockstep snapshot: {}\nhint: lockstep snapshot --help shows examples\n",
+                       error.what());
+  });
   try {
     auto words = arguments;
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     app.parse(words);
+    if (app.get_subcommands().empty()) throw CLI::RequiredError("ls, show, verify, export or import");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsage;
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <lockstep/error.h>
 
@@ -21,11 +20,6 @@ constexpr size_t kSmallestExtent = size_t{4} << 20;
 constexpr size_t kLargestBlock = size_t{1} << 62;
 
 constexpr size_t round_up(uint64_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
-size_t page_bytes() {
-  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
 
 }  // namespace
 

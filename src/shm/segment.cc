@@ -19,17 +19,17 @@
 
 namespace lockstep::shm {
 
+size_t page_bytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
 namespace {
 
 constexpr std::array<char, 8> kMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
 
 // Of Linux 6.3; a system that forbids executable memfds demands it, older kernels do not know it.
 constexpr unsigned kNoExecSeal = 8;
-
-size_t page_bytes() {
-  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
 
 [[noreturn]] void refuse(const std::string& what, int error, const std::string& hint = {}) {
   throw SystemError(base::compose({.what = what, .evidence = base::errno_text(error), .hint = hint}));

@@ -29,6 +29,8 @@
 
 namespace lockstep::shm {
 
+size_t page_bytes();  // of this system
+
 inline constexpr uint32_t kLayoutVersion = 1;
 
 class Segment {

@@ -19,6 +19,7 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "snapshot/file_writer.h"
+#include "snapshot/hidden_file.h"
 #include "snapshot/safetensors.h"
 
 namespace lockstep::snapshot {

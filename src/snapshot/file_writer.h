@@ -1,17 +1,12 @@
 // Writes a snapshot so that it is either whole under its name or not there.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <string_view>
 
 #include "snapshot/document.h"
+#include "snapshot/hidden_file.h"
 
 namespace lockstep::snapshot {
-
-// Called after each large write. What it throws ends the writing and leaves no file.
-using WriteProgress = std::function<void(uint64_t bytes_done, uint64_t bytes_all)>;
 
 // Blocks until the file and its name are on the disk. The bytes go to a hidden file in the same directory,
 // which takes the name at the end, replacing an older file. The directory must exist. The tensors may be
@@ -22,8 +17,5 @@ using WriteProgress = std::function<void(uint64_t bytes_done, uint64_t bytes_all
 // failed: making sure of the name.
 void write_file(const Document& document, const std::filesystem::path& path,
                 const WriteProgress& progress = {});
-
-// Whether a file in a directory is what a killed writer of `name` would leave: ".<name>.<digits>.partial".
-bool is_leftover_of(std::string_view file, std::string_view name);
 
 }  // namespace lockstep::snapshot

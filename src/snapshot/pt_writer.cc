@@ -1,15 +1,10 @@
 #include "snapshot/pt_writer.h"
 
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <fcntl.h>
+#include <exception>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
@@ -17,7 +12,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
-#include "base/fd.h"
+#include "snapshot/hidden_file.h"
 #include "snapshot/pickle_writer.h"
 #include "snapshot/pt_dtypes.h"
 #include "snapshot/pt_layout.h"
@@ -27,66 +22,6 @@ namespace lockstep::snapshot {
 namespace {
 
 namespace fs = std::filesystem;
-
-[[noreturn]] void throw_unwritten(const fs::path& path, const std::string& what, int error) {
-  throw SnapshotError(base::compose({.what = fmt::format("cannot write {}", path.string()),
-                                     .evidence = fmt::format("{}: {}", what, base::errno_text(error)),
-                                     .hint = error == ENOSPC || error == EDQUOT
-                                                 ? "free space on that disk, or write to another"
-                                                 : "choose a directory that exists and may be written to"}));
-}
-
-// A file that takes its name only when it is whole; until then it is hidden beside it, and it is removed if
-// it never gets there.
-class HiddenFile {
- public:
-  explicit HiddenFile(const fs::path& path) : path_(path) {
-    do {
-      static std::atomic<int> count{0};
-      hidden_ =
-          path.parent_path() / fmt::format(".{}.{}-{}.partial", path.filename().string(), getpid(), ++count);
-      fd_.reset(::open(hidden_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    } while (!fd_ && errno == EEXIST);  // of a killed process that had this pid
-    if (!fd_) throw_unwritten(path_, "open", errno);
-  }
-  ~HiddenFile() {
-    if (fd_) ::unlink(hidden_.c_str());
-  }
-  HiddenFile(const HiddenFile&) = delete;
-  HiddenFile& operator=(const HiddenFile&) = delete;
-
-  // Remembers what went wrong for commit(): the zip writer writes in its destructor too, where nothing may
-  // be thrown.
-  void write(const char* bytes, size_t count) {
-    while (error_ == 0 && count > 0) {
-      const auto written = ::write(fd_.get(), bytes, std::min<size_t>(count, 1 << 30));
-      if (written < 0) {
-        if (errno != EINTR) error_ = errno;
-        continue;
-      }
-      bytes += written;
-      count -= static_cast<size_t>(written);
-    }
-  }
-
-  void commit() {
-    if (error_ != 0) throw_unwritten(path_, "write", error_);
-    if (::fsync(fd_.get()) != 0) throw_unwritten(path_, "fsync", errno);
-    if (::rename(hidden_.c_str(), path_.c_str()) != 0) throw_unwritten(path_, "rename", errno);
-    fd_.reset();
-    const auto directory = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-    const base::Fd parent(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some file systems cannot do this for directories.
-    if (!parent || (::fsync(parent.get()) != 0 && errno != EINVAL)) {
-      throw_unwritten(path_, "fsync of the directory", errno);
-    }
-  }
-
- private:
-  fs::path path_, hidden_;
-  base::Fd fd_;
-  int error_ = 0;
-};
 
 std::string_view storage_class(at::ScalarType dtype) {
   for (const auto& known : kPtDtypes) {
@@ -167,10 +102,16 @@ void write_pt(const fs::path& path, const NamedTensors& tensors) {
   check(tensors);
   const PtLayout layout(tensors);
   const auto dict = pickle(tensors, layout);
-  HiddenFile file(path);
+  HiddenFile file(path, "the state dict");
+  std::exception_ptr
+      failure;  // kept for later: the zip writer writes in its destructor too, which may not throw
   {
-    caffe2::serialize::PyTorchStreamWriter zip([&file](const void* bytes, size_t count) {
-      file.write(static_cast<const char*>(bytes), count);
+    caffe2::serialize::PyTorchStreamWriter zip([&](const void* bytes, size_t count) {
+      try {
+        if (!failure) file.append(static_cast<const char*>(bytes), count);
+      } catch (const SnapshotError&) {
+        failure = std::current_exception();
+      }
       return count;
     });
     constexpr std::string_view kByteOrder = "little";
@@ -182,7 +123,8 @@ void write_pt(const fs::path& path, const NamedTensors& tensors) {
     }
     zip.writeEndOfFile();
   }
-  file.commit();
+  if (failure) std::rethrow_exception(failure);
+  file.take_name();
 }
 
 }  // namespace lockstep::snapshot

@@ -23,22 +23,22 @@ constexpr std::string_view kMetadata = "__metadata__";
 constexpr uint64_t kDataAlignment = 64;
 
 // LibTorch's types by name, because older versions lack the last ones.
-constexpr std::pair<std::string_view, std::string_view> kDtypes[] = {{"F64", "Double"},
-                                                                     {"F32", "Float"},
-                                                                     {"F16", "Half"},
-                                                                     {"BF16", "BFloat16"},
-                                                                     {"I64", "Long"},
-                                                                     {"I32", "Int"},
-                                                                     {"I16", "Short"},
-                                                                     {"I8", "Char"},
-                                                                     {"U8", "Byte"},
-                                                                     {"BOOL", "Bool"},
-                                                                     {"C64", "ComplexFloat"},
-                                                                     {"U64", "UInt64"},
-                                                                     {"U32", "UInt32"},
-                                                                     {"U16", "UInt16"},
-                                                                     {"F8_E5M2", "Float8_e5m2"},
-                                                                     {"F8_E4M3", "Float8_e4m3fn"}};
+constexpr std::pair<std::string_view, std::string_view> kDtypeNames[] = {{"F64", "Double"},
+                                                                         {"F32", "Float"},
+                                                                         {"F16", "Half"},
+                                                                         {"BF16", "BFloat16"},
+                                                                         {"I64", "Long"},
+                                                                         {"I32", "Int"},
+                                                                         {"I16", "Short"},
+                                                                         {"I8", "Char"},
+                                                                         {"U8", "Byte"},
+                                                                         {"BOOL", "Bool"},
+                                                                         {"C64", "ComplexFloat"},
+                                                                         {"U64", "UInt64"},
+                                                                         {"U32", "UInt32"},
+                                                                         {"U16", "UInt16"},
+                                                                         {"F8_E5M2", "Float8_e5m2"},
+                                                                         {"F8_E4M3", "Float8_e4m3fn"}};
 
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
@@ -214,16 +214,16 @@ std::string json_text(const std::string& text) {
 }  // namespace
 
 std::optional<std::string_view> dtype_name(at::ScalarType dtype) {
-  for (const auto& [name, torch_name] : kDtypes) {
+  for (const auto& [name, torch_name] : kDtypeNames) {
     if (torch_name == c10::toString(dtype)) return name;
   }
   return std::nullopt;
 }
 
 std::optional<at::ScalarType> dtype_named(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
+  const auto* found = std::find_if(std::begin(kDtypeNames), std::end(kDtypeNames),
                                    [&](const auto& dtype) { return dtype.first == name; });
-  if (found == std::end(kDtypes)) return std::nullopt;
+  if (found == std::end(kDtypeNames)) return std::nullopt;
   for (int8_t i = 0; i < static_cast<int8_t>(at::ScalarType::NumOptions); ++i) {
     const auto dtype = static_cast<at::ScalarType>(i);
     if (c10::toString(dtype) == found->second) return dtype;

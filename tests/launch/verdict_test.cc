@@ -9,21 +9,22 @@
 namespace lockstep::launch {
 namespace {
 
-Failure failed(int rank, const char* kind = nullptr) {
+Failure failure_of(int rank, const char* kind = nullptr) {
   Failure failure{.rank = rank, .wait_status = as_wait_status(1)};
   if (kind != nullptr) failure.note = base::Note{kind, "…"};
   return failure;
 }
 
 TEST(Verdict, TheFirstWithoutAConsequenceIsTheCause) {
-  EXPECT_EQ(choose_cause({failed(3)}).rank, 3);
-  EXPECT_EQ(choose_cause({failed(0), failed(1)}).rank, 0);
-  EXPECT_EQ(choose_cause({failed(0, "PeerLostError"), failed(1)}).rank, 1);
-  EXPECT_EQ(choose_cause({failed(0, "TimeoutError"), failed(2, "UsageError"), failed(1)}).rank, 2);
+  EXPECT_EQ(choose_cause({failure_of(3)}).rank, 3);
+  EXPECT_EQ(choose_cause({failure_of(0), failure_of(1)}).rank, 0);
+  EXPECT_EQ(choose_cause({failure_of(0, "PeerLostError"), failure_of(1)}).rank, 1);
+  EXPECT_EQ(choose_cause({failure_of(0, "TimeoutError"), failure_of(2, "UsageError"), failure_of(1)}).rank,
+            2);
 }
 
 TEST(Verdict, AmongConsequencesTheFirstSeen) {
-  EXPECT_EQ(choose_cause({failed(2, "TimeoutError"), failed(1, "PeerLostError")}).rank, 2);
+  EXPECT_EQ(choose_cause({failure_of(2, "TimeoutError"), failure_of(1, "PeerLostError")}).rank, 2);
 }
 
 TEST(Verdict, PutsTheEndInWords) {

@@ -18,11 +18,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-constexpr int kWorld = 3;
+constexpr int kRanks = 3;
 constexpr int64_t kLarge = 250'000;
 constexpr int64_t kSoonMs = 5000;  // the timeout is twelve times that
 
-struct Scene {
+struct DeathScene {
   std::atomic<int> victims_pid{0};
   std::atomic<int64_t> struck_ms{0};
   std::atomic<int> informed{0};
@@ -30,7 +30,7 @@ struct Scene {
 
 enum class Moment { Before, Amid };
 
-[[noreturn]] void die(const Kind& kind, ProcessGroup& group, Moment moment, Scene& scene) {
+[[noreturn]] void die(const Kind& kind, ProcessGroup& group, Moment moment, DeathScene& scene) {
   scene.victims_pid = ::getpid();
   const auto strike = [&] {
     scene.struck_ms = now_ms();
@@ -46,7 +46,7 @@ enum class Moment { Before, Amid };
   for (;; ++rounds) kind.run(group, kLarge);
 }
 
-void survive(const Kind& kind, ProcessGroup& group, int victim, Scene& scene) {
+void survive(const Kind& kind, ProcessGroup& group, int victim, DeathScene& scene) {
   std::string first;
   try {
     // A rank that only gives may have given before it notices.
@@ -72,7 +72,7 @@ void survive(const Kind& kind, ProcessGroup& group, int victim, Scene& scene) {
   EXPECT_LT(now_ms() - again, 1000);
   // Nobody goes before all have seen who went first.
   ++scene.informed;
-  EXPECT_TRUE(eventually([&] { return scene.informed == kWorld - 1; }));
+  EXPECT_TRUE(eventually([&] { return scene.informed == kRanks - 1; }));
 }
 
 class Death : public ::testing::TestWithParam<std::tuple<size_t, int>> {
@@ -80,8 +80,8 @@ class Death : public ::testing::TestWithParam<std::tuple<size_t, int>> {
   void expect_all_informed(Moment moment) {
     const auto& kind = all_kinds().at(std::get<0>(GetParam()));
     const int victim = std::get<1>(GetParam());
-    const Shared<Scene> scene;
-    const auto outcomes = start_ranks(kWorld,
+    const Shared<DeathScene> scene;
+    const auto outcomes = start_ranks(kRanks,
                                       [&](int rank) {
                                         const auto group =
                                             init_process_group({.backend = "shm", .timeout = 60s});
@@ -105,7 +105,7 @@ TEST_P(Death, AmidTheCall) { expect_all_informed(Moment::Amid); }
 
 INSTANTIATE_TEST_SUITE_P(EachKindAndRank, Death,
                          ::testing::Combine(::testing::Range<size_t>(0, all_kinds().size()),
-                                            ::testing::Range(0, kWorld)),
+                                            ::testing::Range(0, kRanks)),
                          [](const auto& param) {
                            return all_kinds().at(std::get<0>(param.param)).name + "_Rank" +
                                   std::to_string(std::get<1>(param.param));

@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-constexpr int kWorld = 3;
+constexpr int kWaiters = 3;
 
 class Stopped : public ::testing::TestWithParam<int> {};
 
@@ -34,7 +34,7 @@ TEST_P(Stopped, ARankIsNamedByThoseWhoNeedIt) {
   const int victim = GetParam();
   const Shared<Scene> scene;
   const auto outcomes = start_ranks(
-      kWorld,
+      kWaiters,
       [&](int rank) {
         const auto group = init_process_group({.backend = "shm", .timeout = 2s});
         std::vector<std::shared_ptr<ProcessGroup>> groups;
@@ -76,7 +76,7 @@ TEST_P(Stopped, ARankIsNamedByThoseWhoNeedIt) {
         }
         EXPECT_LT(now_ms() - begin, 7000);
         ++scene->informed;
-        EXPECT_TRUE(eventually([&] { return scene->informed == kWorld - 1; }, 8s));
+        EXPECT_TRUE(eventually([&] { return scene->informed == kWaiters - 1; }, 8s));
       },
       {.deadline = 30s});
   for (const auto& outcome : outcomes) {
@@ -88,12 +88,12 @@ TEST_P(Stopped, ARankIsNamedByThoseWhoNeedIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EachRank, Stopped, ::testing::Range(0, kWorld),
+INSTANTIATE_TEST_SUITE_P(EachRank, Stopped, ::testing::Range(0, kWaiters),
                          [](const auto& victim) { return "Rank" + std::to_string(victim.param); });
 
 TEST(Late, ARankIsWaitedFor) {
-  run_ranks(kWorld, "shm", [](ProcessGroup& group) {
-    for (int late = 0; late < kWorld; ++late) {
+  run_ranks(kWaiters, "shm", [](ProcessGroup& group) {
+    for (int late = 0; late < kWaiters; ++late) {
       if (group.rank() == late) std::this_thread::sleep_for(300ms);
       for (const auto& kind : all_kinds()) {
         if (group.rank() == late) std::this_thread::sleep_for(3ms);
@@ -108,7 +108,7 @@ TEST(Late, ARankIsWaitedFor) {
 }
 
 TEST(Late, WaitingForARankTakesNoCore) {
-  run_ranks(kWorld, "shm", [](ProcessGroup& group) {
+  run_ranks(kWaiters, "shm", [](ProcessGroup& group) {
     auto tensor = at::ones({1000});
     group.all_reduce(tensor);
     const double before = cpu_seconds();
@@ -119,7 +119,7 @@ TEST(Late, WaitingForARankTakesNoCore) {
 }
 
 TEST(Late, HavingNothingToDoTakesNoCore) {
-  run_ranks(kWorld, "shm", [](ProcessGroup& group) {
+  run_ranks(kWaiters, "shm", [](ProcessGroup& group) {
     auto tensor = at::ones({1000});
     const auto other = group.new_group({0, 1, 2});
     other->all_reduce(tensor);
