@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "launch/nearest.h"
 #include "snapshot/contents.h"
 #include "snapshot/directory.h"
 #include "snapshot/file_reader.h"
@@ -206,13 +207,23 @@ int import_model(const fs::path& in, const fs::path& directory) {
   return 0;
 }
 
+void check_command(const std::string& word, const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const auto* command : app.get_subcommands({})) known.push_back(command->get_name());
+  if (std::find(known.begin(), known.end(), word) != known.end()) return;
+  const auto near = launch::nearest(word, known);
+  throw UsageError(base::compose({.what = fmt::format("there is no command \"snapshot {}\"", word),
+                                  .hint = near.empty() ? fmt::format("known are {}", fmt::join(known, ", "))
+                                                       : fmt::format("did you mean {}?", near)}));
+}
+
 }  // namespace
 
 int snapshot(const std::vector<std::string>& arguments) {
   constexpr int kUsage = 2;
   CLI::App app("Lists, shows, checks and converts snapshots.", "lockstep snapshot");
   app.footer(kExamples);
-  app.require_subcommand(0, 1);  // none is told below, a wrong one by its name
+  app.require_subcommand(1);
   std::string path, out, model;
   std::vector<std::string> paths;
   bool json = false;
@@ -237,12 +248,15 @@ int snapshot(const std::vector<std::string>& arguments) {
                        error.what());
   });
   try {
+    if (!arguments.empty() && !arguments[0].starts_with('-')) check_command(arguments[0], app);
     auto words = arguments;
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     app.parse(words);
-    if (app.get_subcommands().empty()) throw CLI::RequiredError("ls, show, verify, export or import");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsage;
+  } catch (const UsageError& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return kUsage;
   }
   if (*ls) return list(path, json);
   if (*showing) return show(path, json);
