@@ -18,9 +18,9 @@ void wait_for_backend(Work::State& state) {
       state.c10d->wait(kSlowWait);
       return;
     } catch (const std::exception&) {
-      if (state.c10d->isCompleted()) throw;  // failed, rather than slow
+      // Slow, or failed; or done by now, whatever the exception says. The wait below knows.
     }
-    comm::report_waiting(*state.group, state.call);
+    if (!state.c10d->isCompleted()) comm::report_waiting(*state.group, state.call);
   }
   state.c10d->wait();
 }

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/work_state.h"
 #include "shm/reference.h"
 #include "support/data.h"
 #include "support/run_ranks.h"
@@ -290,6 +291,23 @@ TEST_P(Collectives, ArgumentsThatCannotBeRightChangeNothing) {
     group.all_reduce(tensor);  // the group is as good as before
     EXPECT_EQ(tensor.sum().item<double>(), 4.0 * group.world_size());
   });
+}
+
+// Done an instant after the short wait was given up, with which every wait begins.
+class DoneTooLate : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (timeout != kNoTimeout) throw std::runtime_error("timed out");
+    return true;
+  }
+  bool isCompleted() override { return true; }
+};
+
+TEST(Work, ThatIsDoneJustAfterAShortWaitHasNotFailed) {
+  auto state = std::make_shared<Work::State>();
+  state->group = std::make_shared<ProcessGroup::Impl>();
+  state->c10d = c10::make_intrusive<DoneTooLate>();
+  Work(state).wait();
 }
 
 std::string name_of(const ::testing::TestParamInfo<Collectives::ParamType>& info) {
