@@ -3,6 +3,7 @@
 #include <lockstep/error.h>
 
 #include "base/no_sigpipe.h"
+#include "base/patient_threads.h"
 
 #ifdef USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -20,7 +21,13 @@ c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>
   const base::NoSigpipe quiet;  // for Gloo's threads
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->threads = 2;  // as Python's torch.distributed: two collectives can be under way at a time
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  {
+    // Gloo's event thread takes a connection's lock only if it is free, and asks again at once if it is not.
+    // When it has just taken the CPU from the thread that holds the lock, it goes on asking until its time
+    // slice is over: milliseconds, for every message.
+    const base::PatientThreads event_thread;
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  }
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
 }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -256,6 +257,20 @@ TEST_P(Groups, NobodyIsLeftAloneWhileItConnects) {
         groups::make_group("test", backend(), rank, ranks, comm::placement_of(rank, ranks), store, deadline);
       },
       {}));
+}
+
+// An event thread that takes the CPU from the thread it waits for makes a message ten times as slow
+// (compat/gloo.cc).
+TEST(Gloo, ItsEventThreadIsPatientAndNobodyElseIs) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    group.barrier();
+    int patient = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      if (::sched_getscheduler(std::stoi(task.path().filename())) == SCHED_BATCH) ++patient;
+    }
+    EXPECT_EQ(patient, 1);
+    EXPECT_EQ(::sched_getscheduler(0), SCHED_OTHER);
+  });
 }
 
 }  // namespace
