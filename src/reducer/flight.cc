@@ -35,10 +35,12 @@ Flight::Flight(Bucket& bucket, const Terms& terms) : bucket_(bucket), terms_(ter
     auto described = describe(bucket_, terms_);
     result_ = terms_.hook(described, terms_.group);
   } else {
-    const bool all = terms_.participants == terms_.group.world_size();
-    work_ = terms_.group.all_reduce_async(bucket_.flat(), all ? ReduceOp::Avg : ReduceOp::Sum);
+    work_ = terms_.group.all_reduce_async(bucket_.flat(), averages() ? ReduceOp::Avg : ReduceOp::Sum);
   }
 }
+
+// By the group itself.
+bool Flight::averages() const { return !terms_.scaled && terms_.participants == terms_.group.world_size(); }
 
 bool Flight::is_done() const { return work_.is_done(); }
 
@@ -46,7 +48,7 @@ at::Tensor Flight::finish() {
   if (sparse_) return sparse_->finish(terms_.participants);
   if (!result_) {
     work_.wait();
-    if (terms_.participants != terms_.group.world_size()) bucket_.flat().div_(terms_.participants);
+    if (!averages() && !terms_.scaled) bucket_.flat().div_(terms_.participants);
     return {};
   }
   const auto averaged = result_->wait();

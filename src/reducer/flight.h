@@ -17,6 +17,7 @@ class Flight {
     const Parameters& parameters;
     const CommHook& hook;  // empty: an all-reduce
     int participants;
+    bool scaled;  // the sum of what travels is the average
     bool takes_part;
     size_t index;
     bool is_last;
@@ -30,6 +31,8 @@ class Flight {
   at::Tensor finish();
 
  private:
+  bool averages() const;
+
   Bucket& bucket_;
   const Terms terms_;
   Work work_;

@@ -4,7 +4,19 @@
 
 namespace lockstep::reducer {
 
-void take_in(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_view) {
+namespace {
+
+void copy_scaled(at::Tensor view, const at::Tensor& gradient, double scale) {
+  if (scale == 1) {
+    view.copy_(gradient);
+  } else {
+    at::mul_out(view, gradient, at::scalar_tensor(scale, gradient.options()));
+  }
+}
+
+}  // namespace
+
+void take_in(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_view, double scale) {
   if (bucket.sparse()) return;
   auto& gradient = parameter.mutable_grad();
   const auto& view = bucket.view(slot);
@@ -12,8 +24,11 @@ void take_in(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_v
     view.zero_();
     return;
   }
-  if (bucket.holds(slot, gradient)) return;
-  view.copy_(gradient);
+  if (bucket.holds(slot, gradient)) {
+    if (scale != 1) gradient.mul_(scale);
+    return;
+  }
+  copy_scaled(view, gradient, scale);
   if (as_view) gradient = view.data();  // a tensor of its own on this memory: the user may do anything to it
 }
 
@@ -30,7 +45,7 @@ void hand_out(Bucket& bucket, size_t slot, const at::Tensor& parameter, bool as_
   }
 }
 
-Bystander::Bystander(Bucket& bucket, size_t slot, const at::Tensor& parameter) {
+Bystander::Bystander(Bucket& bucket, size_t slot, const at::Tensor& parameter, double scale) {
   if (bucket.sparse()) return;
   const auto& gradient = parameter.grad();
   const auto& view = bucket.view(slot);
@@ -38,8 +53,9 @@ Bystander::Bystander(Bucket& bucket, size_t slot, const at::Tensor& parameter) {
     view.zero_();
   } else if (bucket.holds(slot, gradient)) {
     saved_ = gradient.clone();
+    copy_scaled(view, saved_, scale);
   } else {
-    view.copy_(gradient);
+    copy_scaled(view, gradient, scale);
   }
 }
 

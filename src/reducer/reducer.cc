@@ -189,7 +189,8 @@ void Reducer::set_ready(size_t index) {
   const auto& place = places_[index];
   const at::NoGradGuard no_grad;
   if (place.bucket == SIZE_MAX) return;
-  take_in(buckets_[place.bucket], place.slot, parameters_[index].tensor, options_.as_view);
+  auto& bucket = buckets_[place.bucket];
+  take_in(bucket, place.slot, parameters_[index].tensor, options_.as_view, scale_of(bucket));
   ready(index);
 }
 
@@ -197,8 +198,17 @@ void Reducer::set_bystander(size_t index) {
   check_gradient(index);
   const auto& place = places_[index];
   if (place.bucket == SIZE_MAX) return;
-  states_[index].bystander.emplace(buckets_[place.bucket], place.slot, parameters_[index].tensor);
+  auto& bucket = buckets_[place.bucket];
+  states_[index].bystander.emplace(bucket, place.slot, parameters_[index].tensor, scale_of(bucket));
   ready(index);
+}
+
+// Gloo can only sum. To divide afterwards would be another pass over memory that is no longer in the caches.
+// Narrow types would lose bits before the sum; they are left to the group.
+double Reducer::scale_of(const Bucket& bucket) const {
+  if (bucket.sparse() || hook_ || group_->backend() != "gloo") return 1;
+  const auto dtype = bucket.flat().scalar_type();
+  return dtype == at::kFloat || dtype == at::kDouble ? 1.0 / pass_->turn.participants : 1;
 }
 
 void Reducer::ready(size_t index) {
@@ -216,6 +226,7 @@ void Reducer::launch_what_is_ready() {
                                                          .parameters = parameters_,
                                                          .hook = hook_,
                                                          .participants = pass_->turn.participants,
+                                                         .scaled = scale_of(buckets_[index]) != 1,
                                                          .takes_part = !pass_->shadows,
                                                          .index = index,
                                                          .is_last = index == last_dense_});
@@ -370,7 +381,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order) {
     for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
       const auto& tensor = parameters_[bucket.members()[slot]].tensor;
       if (tensor.grad().defined() && !tensor.grad().requires_grad() && tensor.grad().is_sparse() == sparse) {
-        take_in(bucket, slot, tensor, options_.as_view);
+        take_in(bucket, slot, tensor, options_.as_view, 1);
       }
     }
   }

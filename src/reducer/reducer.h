@@ -104,6 +104,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_gradient(size_t index);
   void set_ready(size_t index);
   void set_bystander(size_t index);
+  double scale_of(const Bucket& bucket) const;  // what gradients are multiplied by before they travel
   void ready(size_t index);
   void launch_what_is_ready();
   void settle_the_rest();
