@@ -39,7 +39,7 @@ struct DdpOptions {
   // Gradients live in the memory that travels; otherwise they are copied there and back.
   bool gradient_as_bucket_view = true;
   std::vector<std::string> ignore = {};  // names of parameters and buffers left alone
-  // Every so many synchronised forwards all parameters and buffers are compared, as by verify_replicas().
+  // Every so many synchronised forwards all parameters are compared, as by verify_replicas().
   int64_t verify_every = 0;
 };
 
@@ -96,7 +96,9 @@ class DdpBase {
   // Before the first backward pass.
   void register_comm_hook(CommHook hook);
   DdpStats stats() const;
-  // All ranks must call it. Throws MismatchError naming the first tensor that differs, and on which rank.
+  // Compares the parameters of all ranks; all must call it. Throws MismatchError naming the first that
+  // differs, and on which rank. Buffers may differ between forwards; with broadcast_buffers each synchronised
+  // forward begins with those of rank 0.
   void verify_replicas();
 
   struct Impl;  // src/ddp/ddp.h

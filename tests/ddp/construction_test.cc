@@ -170,6 +170,7 @@ TEST_P(Construction, BuffersAreRankZerosBeforeASynchronisedTrainingForward) {
     // Each rank has seen other data.
     const auto first = ddp->norm->running_mean.clone();
     EXPECT_EQ(same_bits(mean_of_rank_0(first), first), group.rank() == 0);
+    ddp.verify_replicas();  // which does not make them other replicas
     // No broadcast without synchronisation, in evaluation, or without gradients.
     {
       const auto guard = ddp.no_sync();
