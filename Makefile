@@ -17,8 +17,7 @@ BENCH_FLAGS ?=
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench-heap \
-        bench-collectives bench-ddp bench-data-parallel
+.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -26,12 +25,8 @@ help:
 	@echo "  make test-asan     the tests under the address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan     the tests under the thread sanitizer"
 	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
+	@echo "  make bench         everything beside PyTorch and Open MPI, with a report (bench/results; about an hour)"
 	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
-	@echo "  make bench-collectives"
-	@echo "                     the collectives beside Gloo's, Open MPI's and the memory's own speed"
-	@echo "  make bench-ddp     training steps beside those of PyTorch's DistributedDataParallel over Gloo"
-	@echo "  make bench-data-parallel"
-	@echo "                     DataParallel beside one process and beside DistributedDataParallel"
 	@echo "  make clean         remove build/"
 
 setup:
@@ -73,25 +68,14 @@ bench-heap: configure
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
 	@$(BUILD)/bench/heap/bench_heap
 
-# Without Open MPI the rest is compared all the same. BENCH_FLAGS: see bench/collectives/run --help.
-bench-collectives: configure
-	@scripts/setup bench || echo "lockstep: going on without Open MPI"
+# Lockstep beside its peers: about an hour. BENCH_FLAGS: see bench/run --help. A peer that cannot be installed is left out,
+# and the report says so.
+bench: configure
+	@scripts/setup bench
+	@scripts/setup bench-peers || echo "lockstep: going on with the peers that are there"
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
-	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_collectives
-	@bench/collectives/run $(BUILD) $(BENCH_FLAGS)
-
-# Without PyTorch lockstep's own figures are shown all the same. BENCH_FLAGS: see bench/ddp/run --help.
-bench-ddp: configure
-	@scripts/setup bench || echo "lockstep: going on without PyTorch"
-	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
-	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train_step
-	@bench/ddp/run $(BUILD) $(BENCH_FLAGS)
-
-# BENCH_FLAGS: see bench/data_parallel/run --help.
-bench-data-parallel: configure
-	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
-	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_data_parallel lockstep_cli
-	@bench/data_parallel/run $(BUILD) $(BENCH_FLAGS)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_programs
+	@bench/run $(BUILD) $(BENCH_FLAGS)
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -1,5 +1,5 @@
-// The models of `make bench-ddp` and their data. pytorch.py holds the same: the same operations in the same
-// order, the same initial weights, the same batches, so that both sides must see the same losses.
+// The models of `make bench` and their data. models.py holds the same: the same operations in the same order,
+// the same initial weights, the same batches, so that both sides must see the same losses.
 //
 // Numbers come from a hash of a name and an index, not from a random generator, whose order of calls both
 // sides would have to keep. Every step has its own batch of noise: a model that has learned its data has
@@ -18,6 +18,8 @@
 #include <vector>
 
 #include <torch/torch.h>
+
+#include "../../examples/mingpt/model.h"
 
 namespace bench {
 
@@ -64,14 +66,32 @@ struct Batch {
 
 struct Model : torch::nn::Module {
   virtual at::Tensor forward(at::Tensor input) = 0;
+  virtual int64_t usual_rows() const = 0;  // of a rank's batch
   // `name` tells one batch from another.
-  virtual Batch batch(const std::string& name) const = 0;
+  virtual Batch batch(const std::string& name, int64_t rows) const = 0;
   virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const {
     return torch::cross_entropy_loss(output, target);
   }
 };
 
-struct Cnn : Model {
+// DataParallel copies modules.
+template <class Net>
+struct Copyable : Model {
+  std::shared_ptr<torch::nn::Module> clone(
+      const c10::optional<torch::Device>& device = c10::nullopt) const override {
+    auto copy = std::make_shared<Net>();
+    if (device) copy->to(*device);
+    const torch::NoGradGuard no_grad;
+    const auto fill = [](const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+      for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+    };
+    fill(copy->parameters(), this->parameters());
+    fill(copy->buffers(), this->buffers());
+    return copy;
+  }
+};
+
+struct Cnn : Copyable<Cnn> {
   torch::nn::Conv2d conv1{register_module("conv1", torch::nn::Conv2d(1, 32, 3))};
   torch::nn::Conv2d conv2{register_module("conv2", torch::nn::Conv2d(32, 64, 3))};
   torch::nn::Linear linear1{register_module("linear1", torch::nn::Linear(9216, 128))};
@@ -82,12 +102,13 @@ struct Cnn : Model {
     x = torch::max_pool2d(torch::relu(conv2->forward(x)), 2);
     return linear2->forward(torch::relu(linear1->forward(x.flatten(1))));
   }
-  Batch batch(const std::string& name) const override {
-    return {noise({32, 1, 28, 28}, "input " + name, 1), classes({32}, "target " + name, 10)};
+  int64_t usual_rows() const override { return 32; }
+  Batch batch(const std::string& name, int64_t rows) const override {
+    return {noise({rows, 1, 28, 28}, "input " + name, 1), classes({rows}, "target " + name, 10)};
   }
 };
 
-struct Mlp : Model {
+struct Mlp : Copyable<Mlp> {
   std::vector<torch::nn::Linear> layers;
 
   Mlp() {
@@ -99,8 +120,9 @@ struct Mlp : Model {
     for (auto& layer : layers) x = torch::relu(layer->forward(x));
     return x;
   }
-  Batch batch(const std::string& name) const override {
-    return {noise({32, 1024}, "input " + name, 1), noise({32, 1024}, "target " + name, 1)};
+  int64_t usual_rows() const override { return 32; }
+  Batch batch(const std::string& name, int64_t rows) const override {
+    return {noise({rows, 1024}, "input " + name, 1), noise({rows, 1024}, "target " + name, 1)};
   }
   at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override {
     return torch::mse_loss(output, target);
@@ -139,7 +161,7 @@ struct GptBlock : torch::nn::Module {
   }
 };
 
-struct Gpt : Model {
+struct Gpt : Copyable<Gpt> {
   at::Tensor positions{register_parameter("positions", torch::empty({kSequence, kWidth}))};
   torch::nn::Embedding tokens{register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth))};
   std::vector<std::shared_ptr<GptBlock>> blocks;
@@ -160,9 +182,101 @@ struct Gpt : Model {
     for (auto& block : blocks) x = block->forward(x, future);
     return head->forward(norm->forward(x)).view({-1, kVocabulary});
   }
-  Batch batch(const std::string& name) const override {
-    const auto text = classes({8, kSequence + 1}, "text " + name, kVocabulary);
+  int64_t usual_rows() const override { return 8; }
+  Batch batch(const std::string& name, int64_t rows) const override {
+    const auto text = classes({rows, kSequence + 1}, "text " + name, kVocabulary);
     return {text.narrow(1, 0, kSequence).contiguous(), text.narrow(1, 1, kSequence).flatten()};
+  }
+};
+
+// The model of examples/mingpt, as "mini": as wide and deep as the one above, with shorter texts.
+struct MinGpt : Copyable<MinGpt> {
+  static constexpr int64_t kContext = 64;
+  std::shared_ptr<mingpt::Gpt> gpt{register_module(
+      "gpt", std::make_shared<mingpt::Gpt>(mingpt::Config{
+                 .layers = 6, .heads = 6, .width = 192, .vocabulary = 96, .context = kContext}))};
+
+  at::Tensor forward(at::Tensor text) override { return gpt->forward(text).flatten(0, 1); }
+  int64_t usual_rows() const override { return 8; }
+  Batch batch(const std::string& name, int64_t rows) const override {
+    const auto text = classes({rows, kContext + 1}, "text " + name, 96);
+    return {text.narrow(1, 0, kContext).contiguous(), text.narrow(1, 1, kContext).flatten()};
+  }
+};
+
+struct ResNetBlock : torch::nn::Module {
+  torch::nn::Conv2d conv1, conv2, way{nullptr};
+  torch::nn::BatchNorm2d norm1, norm2, way_norm{nullptr};
+
+  ResNetBlock(int64_t in, int64_t out, int64_t stride)
+      : conv1(register_module("conv1", conv(in, out, 3, stride))),
+        conv2(register_module("conv2", conv(out, out, 3, 1))),
+        norm1(register_module("norm1", torch::nn::BatchNorm2d(out))),
+        norm2(register_module("norm2", torch::nn::BatchNorm2d(out))) {
+    if (stride == 1) return;
+    way = register_module("way", conv(in, out, 1, stride));
+    way_norm = register_module("way_norm", torch::nn::BatchNorm2d(out));
+  }
+  static torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t size, int64_t stride) {
+    return torch::nn::Conv2d(
+        torch::nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = norm2->forward(conv2->forward(torch::relu(norm1->forward(conv1->forward(x)))));
+    return torch::relu(y + (way ? way_norm->forward(way->forward(x)) : x));
+  }
+};
+
+// As large as ResNet-18, for images of 32x32.
+struct ResNet : Copyable<ResNet> {
+  torch::nn::Conv2d stem{register_module("stem", ResNetBlock::conv(3, 64, 3, 1))};
+  torch::nn::BatchNorm2d norm{register_module("norm", torch::nn::BatchNorm2d(64))};
+  std::vector<std::shared_ptr<ResNetBlock>> blocks;
+  torch::nn::Linear head{register_module("head", torch::nn::Linear(512, 10))};
+
+  ResNet() {
+    int64_t in = 64;
+    for (const int64_t out : {64, 64, 128, 128, 256, 256, 512, 512}) {
+      const auto name = "block" + std::to_string(blocks.size());
+      blocks.push_back(register_module(name, std::make_shared<ResNetBlock>(in, out, in == out ? 1 : 2)));
+      in = out;
+    }
+  }
+  at::Tensor forward(at::Tensor x) override {
+    x = torch::relu(norm->forward(stem->forward(x)));
+    for (auto& block : blocks) x = block->forward(x);
+    return head->forward(x.mean({2, 3}));
+  }
+  int64_t usual_rows() const override { return 4; }
+  Batch batch(const std::string& name, int64_t rows) const override {
+    return {noise({rows, 3, 32, 32}, "input " + name, 1), classes({rows}, "target " + name, 10)};
+  }
+};
+
+// Eight square layers that have `parameters` together, for what grows with them.
+struct Stack : Model {
+  static constexpr int kLayers = 8;
+  int64_t width;
+  std::vector<torch::nn::Linear> layers;
+
+  explicit Stack(int64_t parameters)
+      : width(std::llround(std::sqrt(static_cast<double>(parameters) / kLayers))) {
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back(
+          register_module("layer" + std::to_string(i),
+                          torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false))));
+    }
+  }
+  at::Tensor forward(at::Tensor x) override {
+    for (auto& layer : layers) x = torch::relu(layer->forward(x));
+    return x;
+  }
+  int64_t usual_rows() const override { return 4; }
+  Batch batch(const std::string& name, int64_t rows) const override {
+    return {noise({rows, width}, "input " + name, 1), noise({rows, width}, "target " + name, 1)};
+  }
+  at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override {
+    return torch::mse_loss(output, target);
   }
 };
 
@@ -181,10 +295,14 @@ inline void initialise(Model& model) {
 }
 
 inline std::shared_ptr<Model> make_model(const std::string& name) {
+  constexpr std::string_view kStack = "stack-";  // and a number of parameters
   std::shared_ptr<Model> model;
   if (name == "cnn") model = std::make_shared<Cnn>();
   if (name == "gpt") model = std::make_shared<Gpt>();
   if (name == "mlp") model = std::make_shared<Mlp>();
+  if (name == "mingpt") model = std::make_shared<MinGpt>();
+  if (name == "resnet") model = std::make_shared<ResNet>();
+  if (name.starts_with(kStack)) model = std::make_shared<Stack>(std::stoll(name.substr(kStack.size())));
   if (!model) throw std::invalid_argument("no model is called " + name);
   initialise(*model);
   return model;

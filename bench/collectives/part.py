@@ -1,0 +1,377 @@
+"""Collectives: lockstep beside PyTorch, Open MPI, and a plain copy of memory.
+
+All programs measure by the rules of src/cli/bench_rules.h and take the same flags; each checks the data of every row.
+At LARGE figures are set and memory decides; from HUGE on a call takes so long that a few samples must do.
+"""
+import collections
+import json
+import os
+import shutil
+import tempfile
+
+from kit import numbers, ranks
+from kit.findings import Figure, Findings, Plot, Series, Table
+from kit.progress import Progress
+
+NAME = "collectives"
+HERE = os.path.dirname(os.path.abspath(__file__))
+KIB, MIB = 1 << 10, 1 << 20
+LARGE, HUGE = 25 * MIB, 64 * MIB
+LEAST_COPY = 256 * KIB  # below it, a copy takes no longer than its beginning and end
+RUN_SECONDS = 300  # one program of one job in one round; it takes a small part of it
+
+PYTORCH, OPENMPI, COPY = "PyTorch + Gloo", "Open MPI", "memory copy"
+VARIANTS = {"registered": "lockstep registered", "plain": "lockstep plain", "shm": "lockstep",
+            "gloo": "lockstep + gloo", "pytorch": PYTORCH, "openmpi": OPENMPI}
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce",
+               "all_to_all_single", "send_recv", "barrier")
+
+# Bytes that must at least be read and written by all ranks together, for each byte of a row's size.
+TRAFFIC = {
+    "all_reduce": lambda world: 2 * world,
+    "broadcast": lambda world: 2 * (world - 1),
+    "all_gather_into_tensor": lambda world: 2 * world,
+    "reduce_scatter_tensor": lambda world: world + 1,
+}
+
+# (rows, variants, least factor to PyTorch + Gloo, least factor to Open MPI). A row is (world, collective, bytes).
+FIGURES = [
+    ([(2, "all_reduce", LARGE)], ["registered"], 10, 2.5),
+    ([(2, "all_reduce", LARGE)], ["plain"], 5, 1.2),
+    ([(2, "all_reduce", 8), (2, "all_reduce", KIB)], ["registered", "plain"], 100, 1),
+    ([(2, "all_reduce", size) for size in (256 * KIB, MIB, 4 * MIB)], ["registered"], 20, 2.5),
+    ([(2, name, LARGE) for name in ("broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")],
+     ["registered", "plain"], 5, 1),
+    ([(world, "all_reduce", LARGE) for world in (4, 8)], ["registered"], 8, 1.5),
+]
+LEAST_SHARE = 0.7  # of the speed of a memory copy, for all_reduce of registered memory
+LEAST_BFLOAT16 = 1.0  # times the speed of float, for the same bytes
+
+# ---- Measuring
+
+
+# What all programs do before the next job begins. `flags` say how many samples a row gets.
+Job = collections.namedtuple("Job", "what world collectives sizes flags")
+
+
+def jobs(quick):
+    all_sizes = [8, 128, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, LARGE, HUGE, 256 * MIB]
+    some_sizes = [8, KIB, 64 * KIB, MIB, LARGE, 256 * MIB]  # more ranks than cores take long
+    other_sizes = [8, KIB, 256 * KIB, 4 * MIB, LARGE]
+    usual = ["--seconds", "0.05", "--warmup", "2"]
+    if quick:
+        all_sizes = [8, KIB, 256 * KIB, MIB, 4 * MIB, LARGE, HUGE]  # those with figures, and one of the largest
+        some_sizes = other_sizes = [8, LARGE]
+        usual = ["--iterations", "1", "--warmup", "0"]
+    for world, sizes in ((2, all_sizes), (4, some_sizes), (8, some_sizes)):
+        yield Job("all_reduce", world, ["all_reduce"], [size for size in sizes if size < HUGE], usual)
+        if sizes[-1] >= HUGE:
+            few = ["--iterations", "1" if quick or world > 2 else "3", "--warmup", "0"]
+            yield Job("large all_reduce", world, ["all_reduce"], [size for size in sizes if size >= HUGE], few)
+        if world == 2:
+            yield Job("other collectives", world, list(COLLECTIVES[1:]), other_sizes, usual)
+
+
+class Rows:
+    """Times by row and variant, a list with one for each round."""
+
+    def __init__(self, rounds):
+        self.rounds, self.rows = rounds, {}
+
+    def add(self, at_round, key, variant, microseconds):
+        variants = self.rows.setdefault(key, {})
+        variants.setdefault(variant, [None] * self.rounds)[at_round] = microseconds
+
+    def as_list(self):
+        return [{"world": world, "collective": collective, "size": size, "dtype": dtype, "us": variants}
+                for (world, collective, size, dtype), variants in self.rows.items()]
+
+
+class Measurement:
+    def __init__(self, settings):
+        self.settings = settings
+        self.rows, self.dtypes, self.copies = (Rows(settings.rounds) for _ in range(3))
+        self.versions, self.notes, self.failures = {}, [], []
+        self.given_up = set()  # (program, job) that failed: they are not tried in later rounds
+        folder = os.path.join(settings.build, "bench", "collectives")
+        self.lockstep = os.path.join(settings.build, "bin", "lockstep")
+        self.copy, self.openmpi = (os.path.join(folder, name) for name in ("bench_memory_limit", "bench_openmpi"))
+        self.cores = len(os.sched_getaffinity(0))
+        self.programs = [self.run_lockstep, self.run_copy]
+        if settings.python:
+            self.programs.append(self.run_pytorch)
+        else:
+            self.note("PyTorch is left out: no interpreter has it (apt-get install python3-torch).")
+        self.mpirun = shutil.which("mpirun")
+        if self.mpirun and os.path.exists(self.openmpi):
+            self.programs.append(self.run_openmpi)
+        else:
+            why = "bench_openmpi was not built" if self.mpirun else "there is no mpirun"
+            self.note(f"Open MPI is left out: {why} (apt-get install openmpi-bin libopenmpi-dev).")
+
+    def note(self, text):
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def run(self):
+        todo = list(jobs(self.settings.quick))
+        progress = Progress(NAME, self.settings.rounds * (len(todo) + 1))
+        for at_round in range(self.settings.rounds):
+            begin = at_round % len(self.programs)  # so that none always follows the same other one
+            for job in todo:
+                progress.step(f"round {at_round + 1} of {self.settings.rounds}, {job.what}, {job.world} ranks")
+                for program in self.programs[begin:] + self.programs[:begin]:
+                    self.attempt(program, at_round, job)
+            progress.step(f"round {at_round + 1} of {self.settings.rounds}, float and bfloat16")
+            self.attempt(self.run_dtypes, at_round, Job("dtypes", 2, ["all_reduce"], [LARGE], todo[0].flags))
+
+    def attempt(self, program, at_round, job):
+        attempted = (program.__name__, job.what, job.world)
+        if attempted in self.given_up:
+            return
+        try:
+            program(at_round, job)
+        except (ranks.Failure, OSError, ValueError, KeyError) as error:  # the others: it printed what it should not
+            why = error if isinstance(error, ranks.Failure) else repr(error)
+            self.failures.append(f"{job.what}, {job.world} ranks, round {at_round + 1}: {why}")
+            self.given_up.add(attempted)
+
+    def run_lockstep(self, at_round, job):
+        self.run_to_file(at_round, [self.lockstep, "bench", "--world", str(job.world), "--quiet"] + flags_of(job))
+
+    def run_dtypes(self, at_round, job):
+        self.run_to_file(at_round, [self.lockstep, "bench", "--world", str(job.world), "--quiet", "--backend", "shm",
+                                    "--memory", "registered", "--dtype", "float,bfloat16"] + flags_of(job), self.dtypes)
+
+    def run_openmpi(self, at_round, job):
+        # Its defaults, but for what a container and too few cores need.
+        place = ["--bind-to", "core"] if job.world <= self.cores else ["--oversubscribe", "--bind-to", "none"]
+        self.run_to_file(at_round, [self.mpirun, "--allow-run-as-root", "--timeout", str(RUN_SECONDS - 30), "-np",
+                                    str(job.world)] + place + [self.openmpi] + flags_of(job))
+
+    def run_pytorch(self, at_round, job):
+        command = [self.settings.python, os.path.join(HERE, "pytorch.py")] + flags_of(job)
+        found = ranks.run_ranks(command, job.world, RUN_SECONDS, {"OMP_NUM_THREADS": 1})
+        self.add(at_round, found[0], self.rows)
+
+    def run_copy(self, at_round, job):
+        if "all_reduce" not in job.collectives:
+            return
+        for size in job.sizes:
+            if size >= LEAST_COPY:
+                passes = 2 if self.settings.quick else 5 if size >= HUGE else 20
+                found = json.loads(ranks.run([self.copy, "--world", str(job.world), "--bytes", str(size),
+                                              "--passes", str(passes)], RUN_SECONDS))
+                self.copies.add(at_round, (job.world, "all_reduce", size, "float"), "copy", found["p50_us"])
+
+    def run_to_file(self, at_round, command, rows=None):
+        """Also takes the rows of a program that failed in a later one."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows.json")
+            try:
+                ranks.run(command + ["--json", path], RUN_SECONDS)
+            finally:
+                if os.path.exists(path) and os.path.getsize(path) > 0:
+                    with open(path, encoding="utf-8") as file:
+                        self.add(at_round, json.load(file), rows or self.rows)
+
+    def add(self, at_round, found, rows):
+        self.versions.update(found.get("versions", {}))
+        for backend, why in found.get("unavailable", {}).items():
+            self.note(f"lockstep's {backend} is left out: {why}.")
+        for row in found["rows"]:
+            variant = row["backend"]
+            if variant == "shm" and row["memory"] != "none":
+                variant = row["memory"]
+            what = f"{row['collective']} of {numbers.bytes_text(row['size'])} among {row['world']} ranks"
+            if row["data"] == "WRONG":
+                self.failures.append(f"{VARIANTS[variant]}, {what}: data arrived WRONG: {row.get('wrong')}")
+            if row["data"] == "refused":
+                self.note(f"{VARIANTS[variant]} does not do {what}: {row.get('refused')}.")
+            if row.get("instead"):
+                self.note(f"{PYTORCH} has no {row['collective']}: measured is {row['instead']}.")
+            if row["data"] == "ok":
+                rows.add(at_round, (row["world"], row["collective"], row["size"], row["dtype"]), variant, row["p50_us"])
+
+
+def flags_of(job):
+    return ["--collective", ",".join(job.collectives), "--sizes", ",".join(map(str, job.sizes))] + job.flags
+
+
+def measure(settings):
+    measurement = Measurement(settings)
+    measurement.run()
+    return {"rounds": settings.rounds, "quick": settings.quick, "cores": measurement.cores,
+            "versions": measurement.versions, "rows": measurement.rows.as_list(),
+            "dtypes": measurement.dtypes.as_list(), "copies": measurement.copies.as_list(),
+            "notes": measurement.notes, "failures": measurement.failures}
+
+
+# ---- Presenting
+
+
+class Measured:
+    """The raw rows, by what is asked of them."""
+
+    def __init__(self, raw):
+        self.rounds = raw.get("rounds", 0)
+        self.rows = {key_of(row): row["us"] for row in raw.get("rows", [])}
+        self.copies = {key_of(row): row["us"]["copy"] for row in raw.get("copies", [])}
+        self.dtypes = {row["dtype"]: row["us"].get("registered", []) for row in raw.get("dtypes", [])}
+
+    def sizes(self, world, collective):
+        return sorted(size for at_world, name, size in self.rows if (at_world, name) == (world, collective))
+
+    def worlds(self, collective):
+        return sorted({world for world, name, _ in self.rows if name == collective})
+
+    def us(self, key, variant):
+        return self.rows.get(key, {}).get(variant, [])
+
+    def ours(self, key):
+        """The variant that is compared with the peers. Without memory, there is none that could be registered."""
+        return "registered" if self.us(key, "registered") else "shm"
+
+    def factor(self, key, slow, fast):
+        """How many times faster `fast` is than `slow`."""
+        return numbers.ratio_of_rounds(self.us(key, slow), self.us(key, fast))
+
+    def copy_us(self, key):
+        """What a copy of as many bytes as the collective must read and write takes (memory_limit.cc), by round; only
+        where caches are too small to hold them."""
+        world, collective, size = key
+        if collective not in TRAFFIC or size < LARGE:
+            return []
+        part = TRAFFIC[collective](world) / TRAFFIC["all_reduce"](world)
+        return [None if us is None else part * us for us in self.copies.get((world, "all_reduce", size), [])]
+
+    def share(self, key, variant):
+        return numbers.ratio_of_rounds(self.copy_us(key), self.us(key, variant))
+
+
+def key_of(row):
+    return row["world"], row["collective"], row["size"]
+
+
+def time_text(values):
+    """The median; with more than one round, also half the distance between the quartiles as a part of it."""
+    middle, (low, high) = numbers.median(values), numbers.quartiles(values)
+    if not middle or len(values) == 1:
+        return numbers.text(middle)
+    return f"{numbers.text(middle)} ±{100 * (high - low) / 2 / middle:.0f} %"
+
+
+def tables(measured):
+    for collective in COLLECTIVES:
+        for world in measured.worlds(collective):
+            yield table_of(measured, world, collective)
+    if measured.dtypes:
+        rows = [[dtype, time_text(us), numbers.text(numbers.ratio_of_rounds(measured.dtypes.get("float", []), us))]
+                for dtype, us in measured.dtypes.items()]
+        yield Table(f"all_reduce of {numbers.bytes_text(LARGE)} by dtype, 2 ranks: µs",
+                    ["dtype", VARIANTS["registered"], "x float"], rows,
+                    "Both take turns in the same run. x float: how many times faster than float.")
+
+
+def table_of(measured, world, collective):
+    keys = [(world, collective, size) for size in measured.sizes(world, collective)]
+    variants = [name for name in VARIANTS if any(measured.us(key, name) for key in keys)]
+    copied = any(measured.copy_us(key) for key in keys)
+    peers = [name for name in ("pytorch", "openmpi") if name in variants]
+    head = ["size"] + [VARIANTS[name] for name in variants] + [f"x {VARIANTS[name]}" for name in peers]
+    head += ([COPY, "of copy"] if copied else []) + ["fastest"]
+    lines = []
+    for key in keys:
+        medians = {name: numbers.median(measured.us(key, name)) for name in variants}
+        medians = {name: us for name, us in medians.items() if us is not None}
+        share = measured.share(key, measured.ours(key))
+        lines.append([numbers.bytes_text(key[2]) if key[2] else "-"]
+                     + [time_text(measured.us(key, name)) for name in variants]
+                     + [numbers.text(measured.factor(key, name, measured.ours(key))) for name in peers]
+                     + ([time_text(measured.copy_us(key)), "-" if share is None else f"{100 * share:.0f} %"]
+                        if copied else [])
+                     + [VARIANTS[min(medians, key=medians.get)] if medians else "-"])
+    return Table(f"{collective}, {world} ranks: µs", head, lines)
+
+
+def series_of(name, points):
+    """`points`: (x, values by round)."""
+    points = [(x, values) for x, values in points if numbers.median(values) is not None]
+    spread = [numbers.quartiles(values) for _, values in points]
+    return Series(name, [x for x, _ in points], [numbers.median(values) for _, values in points],
+                  [low for low, _ in spread], [high for _, high in spread])
+
+
+def bus_gb_s(world, size, values):
+    """As nccl-tests counts for all_reduce."""
+    return [None if not us else 2 * (world - 1) / world * size / us / 1e3 for us in values]
+
+
+def plots(measured):
+    worlds = measured.worlds("all_reduce")
+    for world in worlds:
+        yield plot_of(f"all_reduce, {world} ranks: time of a call", "µs", "Lower is better.",
+                      times_of_all_reduce(measured, world))
+    for world in worlds:
+        rates = {name: [(size, bus_gb_s(world, size, us)) for size, us in points]
+                 for name, points in times_of_all_reduce(measured, world, copy=True).items()}
+        yield plot_of(f"all_reduce, {world} ranks: bus bandwidth", "GB/s",
+                      f"Higher is better. Bytes / time * 2(W-1)/W for W ranks. {COPY}: all ranks copy buffers of "
+                      "their own at once; buffers of a few MiB stay in the caches.", rates)
+
+
+def times_of_all_reduce(measured, world, copy=False):
+    """Points (size, times by round) by the names of the series."""
+    keys = [(world, "all_reduce", size) for size in measured.sizes(world, "all_reduce")]
+    points = {VARIANTS[variant]: [(key[2], measured.us(key, variant)) for key in keys] for variant in VARIANTS}
+    if copy:
+        points[COPY] = [(key[2], us) for key, us in sorted(measured.copies.items()) if key[0] == world]
+    return points
+
+
+def plot_of(title, unit, note, points):
+    series = [series_of(name, some) for name, some in points.items()]
+    return Plot(title, "size", unit, [one for one in series if one.x], log_x=True, log_y=True, bytes_x=True, note=note)
+
+
+def figures(measured):
+    for rows, variants, least_pytorch, least_openmpi in FIGURES:
+        for world, collective, size in rows:
+            for variant in variants:
+                what = f"{collective} {numbers.bytes_text(size)}, {world} ranks, {variant}"
+                for peer, least in (("pytorch", least_pytorch), ("openmpi", least_openmpi)):
+                    yield Figure(what, f"x {VARIANTS[peer]}", measured.factor((world, collective, size), peer, variant),
+                                 least)
+    what = f"all_reduce {numbers.bytes_text(LARGE)}, 2 ranks, registered"
+    yield Figure(what, "of a memory copy's speed", measured.share((2, "all_reduce", LARGE), "registered"), LEAST_SHARE)
+    yield Figure(what + ", bfloat16", "x float", numbers.ratio_of_rounds(measured.dtypes.get("float", []),
+                                                                         measured.dtypes.get("bfloat16", [])),
+                 LEAST_BFLOAT16)
+
+
+def present(raw):
+    measured = Measured(raw)
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(raw.get("versions", {}).items()))
+    samples = (", here only one" if raw.get("quick") else
+               f": 10 or more, but from {numbers.bytes_text(HUGE)} on 3 among 2 ranks and one among more")
+    about = [
+        f"Rounds: {measured.rounds}. In each, `lockstep bench`, the same rows in Python's torch.distributed over Gloo "
+        "and in Open MPI, and a plain copy of memory follow each other, in an order that changes; the variants of "
+        "lockstep take turns within one run.",
+        "A sample is one call, or the mean of 20 up to 16 KiB; the slowest rank counts; a round's time is the median "
+        f"of its samples{samples}. The data of every row is checked before and after.",
+        f"Each rank is bound to a core of its own where there are enough ({raw.get('cores', 'unknown')} here), in all "
+        "programs, else to none. Every rank computes with one thread.",
+        f"{VARIANTS['registered']}, {VARIANTS['plain']}: over shared memory, on tensors of the group's own and on "
+        f"ordinary ones. {VARIANTS['gloo']}: the library that PyTorch has, too, whose threads lockstep lets wait more "
+        "patiently.",
+        "Tables: median over the rounds ± half the distance between their quartiles. x: how many times faster "
+        f"{VARIANTS['registered']} is (below 1: slower), the median of the rounds' ratios.",
+        f"{COPY}: what memcpy takes to read and write as many bytes as the collective must, when all ranks copy at "
+        f"once, from {numbers.bytes_text(LARGE)} on; of copy: its time by that of {VARIANTS['registered']}. Above "
+        "100 %: parts of the tensors stayed in a cache, or working in place was faster than copying elsewhere.",
+    ]
+    if versions:
+        about.append(f"Versions, as the programs say: {versions}.")
+    return Findings("Collectives", about, list(tables(measured)), list(plots(measured)), list(figures(measured)),
+                    list(raw.get("notes", [])), list(raw.get("failures", [])))

@@ -1,0 +1,89 @@
+"""Starts the ranks of a program as processes of its own, waits with a deadline, and reads what each printed."""
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+
+# What a launcher or a user would say of ranks and threads; what is measured here says it itself.
+OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+          "MASTER_PORT", "TORCHELASTIC_", "LOCKSTEP_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "OMP_", "OPENBLAS_", "GOMP_",
+          "GLIBC_TUNABLES", "MALLOC_")
+SECONDS_TO_SPEAK = 10  # for those who are left when one rank has failed
+
+
+class Failure(Exception):
+    """A program did not end well; the text says which, and what it said."""
+
+
+def free_port():
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        return at.getsockname()[1]
+
+
+def clean_environment(**more):
+    env = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
+    env.update({name: str(value) for name, value in more.items()})
+    return env
+
+
+def run(command, seconds, env=None):
+    """Runs one program to its end and returns what it printed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env or clean_environment())
+    except subprocess.TimeoutExpired as late:
+        raise Failure(f"{' '.join(command)}: not done after {seconds} s") from late
+    except OSError as error:
+        raise Failure(f"{' '.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def run_ranks(command, world, seconds, env=None, cpus=None):
+    """Runs `command` as each of `world` ranks of this machine; returns the JSON object that each printed."""
+    port = free_port()
+    ranks, files = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for rank in range(world):
+                files.append([open(os.path.join(folder, f"{stream}{rank}"), "w+", encoding="utf-8")
+                              for stream in ("out", "err")])
+                about = clean_environment(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world,
+                                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **(env or {}))
+                ranks.append(subprocess.Popen(command, stdout=files[-1][0], stderr=files[-1][1], env=about,
+                                              preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None))
+            why = wait_for(ranks, seconds)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+            texts = []
+            for pair in files:
+                for file in pair:
+                    file.seek(0)
+                texts.append([file.read() for file in pair])
+                for file in pair:
+                    file.close()
+    if why:
+        said = "".join(f"\n[rank {rank}] {text[1].strip()[-2000:]}" for rank, text in enumerate(texts) if text[1].strip())
+        raise Failure(f"{' '.join(command)}: {why}{said}")
+    return [json.loads(text[0]) for text in texts]
+
+
+def wait_for(ranks, seconds):
+    """Returns what went wrong, or nothing."""
+    end = time.monotonic() + seconds
+    failed = None
+    while any(process.poll() is None for process in ranks):
+        codes = [process.poll() for process in ranks]
+        if failed is None and any(codes):
+            failed = next(f"exit status {code} of rank {rank}" for rank, code in enumerate(codes) if code)
+            end = min(end, time.monotonic() + SECONDS_TO_SPEAK)
+        if time.monotonic() > end:
+            return failed or f"not done after {seconds} s"
+        time.sleep(0.05)  # the ranks have the cores
+    return failed or next((f"exit status {process.returncode} of rank {rank}"
+                           for rank, process in enumerate(ranks) if process.returncode), None)

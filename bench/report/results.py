@@ -1,0 +1,66 @@
+"""The dict of results.json in the kit's shapes again, and what the text and the page both say of it."""
+import collections
+import math
+
+from kit import machine, numbers
+from kit.findings import Figure, Findings, Plot, Series, Table
+
+VERDICTS = ("reached", "NOT REACHED", "not measured")
+HOW = ("Numbers are medians over the rounds, in which all variants take turns; a ratio is the median of the rounds' "
+       "ratios. Bands and error bars are quartiles.")
+QUICK = "A quick run, which only shows that everything works: its numbers mean nothing."
+
+
+def findings(part):
+    """The Findings of one of the `parts`."""
+    found = dict(part["findings"])
+    for name, shape in (("tables", Table), ("plots", plot), ("figures", Figure)):
+        found[name] = [shape(**one) for one in found.get(name, [])]
+    return Findings(**found)
+
+
+def plot(**one):
+    return Plot(**{**one, "series": [Series(**series) for series in one["series"]]})
+
+
+def facts(results):
+    """(name, text) of what has to be known of all numbers."""
+    yield "machine", machine.label(results["machine"])
+    yield "versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    yield "command", results["command"]
+    yield "date", results["date"]
+    yield "rounds", f"{results['rounds']}, in {duration(results['seconds'])}"
+
+
+def duration(seconds):
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def counts(figures):
+    seen = collections.Counter(figure.verdict for figure in figures)
+    return ", ".join(f"{seen[verdict]} {verdict}" for verdict in VERDICTS)
+
+
+def got_text(figure):
+    """With as many digits as it takes to see the verdict: 4.998 where 5 was wanted is not 5.00."""
+    if figure.got is None or not math.isfinite(figure.got):
+        return "-" if figure.got is None else str(figure.got)
+    text = numbers.text(figure.got)
+    shown = Figure(figure.what, figure.unit, float(text), figure.wanted, figure.at_most)
+    return text if shown.verdict == figure.verdict else f"{figure.got:.10g}"
+
+
+def wanted_text(figure):
+    return f"at {'most' if figure.at_most else 'least'} {figure.wanted:,.10g}"
+
+
+def lines_of(table):
+    """The head and the rows, all of the same length."""
+    lines = [table.head, *table.rows]
+    width = max(map(len, lines))
+    return [[*map(str, line), *[""] * (width - len(line))] for line in lines]
+
+
+def is_words(table, column):
+    """Words begin at the left, numbers end at the right."""
+    return column < table.texts or column < len(table.head) and table.head[column] == "fastest"

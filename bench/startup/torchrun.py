@@ -1,0 +1,11 @@
+#!/usr/bin/env python3
+"""torchrun, with one function repaired: Debian 12's fails under Python 3.11, where iterating over a flag leaves out its
+zero member, so that Std.from_str("0") gives None."""
+from torch.distributed.elastic.multiprocessing import api
+from torch.distributed.run import main
+
+original = api.Std.from_str.__func__
+api.Std.from_str = classmethod(lambda cls, text: cls.NONE if text == "0" else original(cls, text))
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+// What a training step costs with lockstep, on one rank: bench/training/part.py starts the ranks and
+// compares.
+//
+// First come steps that are all synchronised, whose losses are printed: pytorch.py must see the same. Then
+// kinds of step take turns, so that what else the machine does hits all alike. With DistributedDataParallel:
+//
+//   local     under no_sync
+//   barrier   under no_sync, with a bare barrier after backward: the machine's jitter, which no library
+//   removes sync      gradients are averaged strong    the same with the batch divided by the ranks
+//
+// in a world of one:
+//
+//   bare      the module itself
+//   wrapped   another of the same in DistributedDataParallel
+//
+// and in one process that takes the batches of --parts ranks as one, by itself or with DataParallel:
+//
+//   step
+//
+// Before each step the ranks meet, outside of the measured time: no kind pays for a delay of the one before.
+//
+// One thread; every wait is inside the library and ends with its timeout. Prints one JSON object.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+
+#include <lockstep/data_parallel.h>
+#include <lockstep/lockstep.h>
+
+#include "models.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Ddp = lockstep::DistributedDataParallel<bench::Model>;
+using Forward = std::function<at::Tensor(const at::Tensor&)>;
+
+struct Options {
+  std::string model = "cnn";
+  std::string wrap = "ddp";
+  std::string backend = "auto";
+  std::vector<std::string> kinds;
+  int64_t rows = 0;
+  int parts = 1;
+  int threads = 0;
+  int loss_steps = 10;
+  int warmup = 3;
+  int turns = 40;
+  bool set_to_none = false;
+  bool bucket_view = true;
+  double bucket_cap_mib = 25;
+};
+
+enum class Kind { Local, Barrier, Sync, Strong, Bare, Wrapped, Step };
+
+const char* name_of(Kind kind) {
+  constexpr std::array kNames = {"local", "barrier", "sync", "strong", "bare", "wrapped", "step"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// `field` of a file in /proc/self that gives it in kB.
+double own_mib(const std::string& file, const std::string& field) {
+  std::ifstream status("/proc/self/" + file);
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) return std::stod(line.substr(field.size() + 1)) / 1024;
+  }
+  return 0;
+}
+
+// Of all threads of this process.
+double cpu_ms() {
+  timespec used{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return 1e3 * static_cast<double>(used.tv_sec) + 1e-6 * static_cast<double>(used.tv_nsec);
+}
+
+struct Cost {
+  double wall_ms = 0, cpu_ms = 0;
+};
+
+class Trainer {
+ public:
+  Trainer(const Options& options, std::shared_ptr<lockstep::ProcessGroup> group)
+      : options_(options),
+        group_(std::move(group)),
+        model_(bench::make_model(options.model)),
+        rows_(options.rows > 0 ? options.rows : model_->usual_rows()) {
+    if (options.wrap == "ddp") {
+      ddp_.emplace(model_, group_,
+                   lockstep::DdpOptions{.bucket_cap_mb = options.bucket_cap_mib,
+                                        .gradient_as_bucket_view = options.bucket_view});
+    } else if (options.wrap == "data_parallel") {
+      data_parallel_.emplace(model_, lockstep::DataParallelOptions{.replicas = options.parts});
+    }
+    // With the usual epsilon Adam takes a gradient's sign: rounding would grow into other losses, and a
+    // gradient that was summed instead of averaged would not.
+    optimizer_.emplace(model_->parameters(), torch::optim::AdamOptions(1e-3).eps(1e-3));
+  }
+
+  Ddp* ddp() { return ddp_ ? &*ddp_ : nullptr; }
+  bench::Model& model() { return *model_; }
+  double loss() const { return loss_.item<double>(); }  // of the last step
+
+  Cost step(Kind kind, int number) {
+    const auto batch = batch_of(number, kind == Kind::Strong ? rows_ / group_->world_size() : rows_);
+    group_->barrier();
+    const double cpu_begin = cpu_ms();
+    const auto begin = Clock::now();
+    if (options_.set_to_none) {
+      model_->zero_grad(true);
+    } else {
+      optimizer_->zero_grad();
+    }
+    std::optional<lockstep::NoSync> local;
+    if (kind == Kind::Local || kind == Kind::Barrier) local.emplace(ddp_->no_sync());
+    loss_ = model_->loss(forward(kind, batch.input), batch.target);
+    loss_.backward();
+    if (kind == Kind::Barrier) group_->barrier();
+    optimizer_->step();
+    const Cost cost{std::chrono::duration<double, std::milli>(Clock::now() - begin).count(),
+                    cpu_ms() - cpu_begin};
+    loss_ = loss_.detach();
+    return cost;
+  }
+
+ private:
+  at::Tensor forward(Kind kind, const at::Tensor& input) {
+    if (ddp_ && kind != Kind::Bare) return ddp_->forward(input);
+    if (data_parallel_) return (*data_parallel_)(input);
+    return model_->forward(input);
+  }
+
+  // The batch of this rank, or of several ranks.
+  bench::Batch batch_of(int number, int64_t rows) const {
+    std::vector<at::Tensor> inputs, targets;
+    for (int part = group_->rank(); part < group_->rank() + options_.parts; ++part) {
+      auto batch = model_->batch(std::to_string(part) + " " + std::to_string(number), rows);
+      inputs.push_back(std::move(batch.input));
+      targets.push_back(std::move(batch.target));
+    }
+    return {torch::cat(inputs), torch::cat(targets)};
+  }
+
+  const Options& options_;
+  std::shared_ptr<lockstep::ProcessGroup> group_;
+  std::shared_ptr<bench::Model> model_;
+  const int64_t rows_;
+  std::optional<Ddp> ddp_;
+  std::optional<lockstep::DataParallel<bench::Model>> data_parallel_;
+  std::optional<torch::optim::Adam> optimizer_;
+  at::Tensor loss_;
+};
+
+// The memory that gradients live in: the pieces by their addresses. As many as there are buckets when it is
+// theirs.
+std::map<const void*, int64_t> gradient_memory(const bench::Model& model) {
+  std::map<const void*, int64_t> pieces;
+  for (const auto& parameter : model.parameters()) {
+    if (!parameter.grad().defined()) continue;
+    const auto& storage = parameter.grad().storage();
+    pieces[storage.data()] = static_cast<int64_t>(storage.nbytes());
+  }
+  return pieces;
+}
+
+std::vector<Kind> kinds_that_can_be(const Options& options, const lockstep::ProcessGroup& group) {
+  if (options.wrap != "ddp") return {Kind::Step};
+  if (group.world_size() == 1) return {Kind::Bare, Kind::Wrapped};
+  return {Kind::Local, Kind::Barrier, Kind::Sync, Kind::Strong};
+}
+
+std::vector<Kind> kinds_of(const Options& options, const lockstep::ProcessGroup& group) {
+  auto kinds = kinds_that_can_be(options, group);
+  if (options.kinds.empty()) return kinds;
+  std::erase_if(kinds, [&](Kind kind) {
+    return std::find(options.kinds.begin(), options.kinds.end(), name_of(kind)) == options.kinds.end();
+  });
+  if (kinds.empty()) throw std::invalid_argument("no step of these kinds can be made here");
+  return kinds;
+}
+
+// Each turn begins with another kind, every other one goes backwards: none always follows the same.
+std::vector<Kind> order_of(std::vector<Kind> kinds, int turn) {
+  std::rotate(kinds.begin(), kinds.begin() + turn % static_cast<int>(kinds.size()), kinds.end());
+  if (turn % 2 == 1) std::reverse(kinds.begin(), kinds.end());
+  return kinds;
+}
+
+nlohmann::json run(const Options& options) {
+  // In every case, since it also tunes the process: the heap that it keeps is worth more than many a choice.
+  const auto group =
+      lockstep::init_process_group({.backend = options.backend, .timeout = std::chrono::minutes(2)});
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const auto kinds = kinds_of(options, *group);
+  const bool alone = options.wrap == "ddp" && group->world_size() == 1;
+  Trainer trainer(options, group);
+  std::optional<Trainer> bare;
+  if (alone) bare.emplace(options, group);
+
+  std::vector<double> losses;
+  int number = 0;
+  for (; number < options.loss_steps; ++number) {
+    trainer.step(options.wrap != "ddp" ? Kind::Step : alone ? Kind::Wrapped : Kind::Sync, number);
+    losses.push_back(trainer.loss());
+    if (bare) bare->step(Kind::Bare, number);
+  }
+  lockstep::DdpStats stats;
+  if (auto* ddp = trainer.ddp()) {
+    ddp->verify_replicas();
+    stats = ddp->stats();
+  }
+  const auto gradients = gradient_memory(trainer.model());
+
+  std::map<std::string, std::vector<double>> times, cpu;
+  for (int turn = 0; turn < options.warmup + options.turns; ++turn) {
+    for (const auto kind : order_of(kinds, turn)) {
+      const auto cost = (kind == Kind::Bare ? *bare : trainer).step(kind, number++);
+      if (turn < options.warmup) continue;
+      times[name_of(kind)].push_back(cost.wall_ms);
+      cpu[name_of(kind)].push_back(cost.cpu_ms);
+    }
+  }
+  group->barrier();
+  const double share_mib = own_mib("smaps_rollup", "Pss");
+  group->barrier();  // nobody ends while others look at what they share with it
+
+  int64_t parameters = 0, parameter_bytes = 0, gradient_bytes = 0;
+  for (const auto& [memory, bytes] : gradients) gradient_bytes += bytes;
+  for (const auto& parameter : trainer.model().parameters()) {
+    parameters += parameter.numel();
+    parameter_bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  return {{"program", "lockstep"},
+          {"version", TORCH_VERSION},
+          {"backend", group->backend()},
+          {"model", options.model},
+          {"rank", group->rank()},
+          {"world", group->world_size()},
+          {"rows", options.rows > 0 ? options.rows : trainer.model().usual_rows()},
+          {"threads", at::get_num_threads()},
+          {"parameters", parameters},
+          {"parameter_bytes", parameter_bytes},
+          {"gradient_bytes", gradient_bytes},
+          {"gradient_pieces", gradients.size()},
+          {"bucket_bytes", stats.bytes},
+          {"buckets", stats.buckets.size()},
+          {"losses", losses},
+          {"times_ms", times},
+          {"cpu_ms", cpu},
+          {"peak_mib", own_mib("status", "VmHWM")},
+          {"share_mib", share_mib}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "The cost of training steps, on one rank. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--model", options.model,
+                 "cnn, gpt, mlp, mingpt, resnet, or stack- and a number of parameters");
+  app.add_option("--wrap", options.wrap, "ddp, data_parallel or none")
+      ->check(CLI::IsMember({"ddp", "data_parallel", "none"}));
+  app.add_option("--backend", options.backend, "auto, gloo or shm");
+  app.add_option("--kinds", options.kinds, "of step; all that can be made")->delimiter(',');
+  app.add_option("--rows", options.rows, "of a rank's batch; 0: the model's own")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--parts", options.parts,
+                 "without ddp: so many ranks' batches are taken as one, by so many replicas")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--threads", options.threads, "LibTorch's threads; 0: as they are")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--loss-steps", options.loss_steps, "synchronised steps at the beginning, with losses")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--warmup", options.warmup, "turns of all kinds before the measured ones")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--turns", options.turns, "measured steps of each kind")->check(CLI::NonNegativeNumber);
+  app.add_option("--bucket-cap-mib", options.bucket_cap_mib, "the size of a bucket")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--set-to-none", options.set_to_none, "drop gradients between steps instead of zeroing them");
+  app.add_flag("--bucket-view,!--no-bucket-view", options.bucket_view, "gradients live in the buckets");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    std::printf("%s\n", run(options).dump().c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_train_step: %s\n", error.what());
+    return 1;
+  }
+}
