@@ -1,5 +1,5 @@
-// How fast this machine's memory is, when all processes of a world copy at once: the limit for collectives
-// over shared memory.
+// How fast this machine's memory is, when all processes of a world copy at once: what collectives over shared
+// memory are measured by.
 //
 //   bench_memory_limit --world 2 --bytes 26214400
 //
@@ -8,8 +8,8 @@
 //
 // An all_reduce in place must, whatever its algorithm, read all `world` buffers and write all of them: with 2
 // ranks each reads its half of both and writes its half of both. That is the traffic of one such pass over
-// buffers of the same size, so that the time of the pass is the least that all_reduce can take:
-// 2 × world × bytes / rate.
+// buffers of the same size. It can take less time than the pass: what was just read is written where it was,
+// while a copy has to fetch, or write past the caches, memory of its own.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
