@@ -56,6 +56,8 @@ def run_ranks(command, world, seconds, env=None, cpus=None):
                 ranks.append(subprocess.Popen(command, stdout=files[-1][0], stderr=files[-1][1], env=about,
                                               preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None))
             why = wait_for(ranks, seconds)
+        except OSError as error:
+            raise Failure(f"{' '.join(command)}: {error}") from error
         finally:
             for process in ranks:
                 process.kill()

@@ -66,6 +66,10 @@ class Ranks(unittest.TestCase):
         with self.assertRaisesRegex(ranks.Failure, r"exit status 1 of rank 1\n\[rank 1\] no luck"):
             ranks.run_ranks(self.python(code), 2, 60)
 
+    def test_a_program_that_is_not_there_is_named(self):
+        with self.assertRaisesRegex(ranks.Failure, "/no/such/program: .*No such file"):
+            ranks.run_ranks(["/no/such/program"], 2, 60)
+
     def test_one_that_hangs_is_ended(self):
         begin = time.monotonic()
         with self.assertRaisesRegex(ranks.Failure, "not done after 1 s"):
