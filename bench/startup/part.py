@@ -31,6 +31,10 @@ KILL_AT = 20  # steps that every rank has made before one is killed
 MANY_STEPS = 20000  # more than there is time for
 SECONDS = 90  # for each job
 
+NOTHING, IMPORT = "LibTorch alone", "PyTorch alone"  # programs that do nothing with them
+SAY_WHEN = "import torch, os, time; print(time.monotonic_ns(), flush=True); os._exit(0)"
+AS_LOCKSTEP_RUN = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
 LAUNCH_STAGES = {"born": "process of the rank is there", "loaded": "libraries loaded", "group": "process group made",
                  "collective": "first collective done", "step": "first training step done", "ended": "launcher ended"}
 RESUME_STAGES = {"born": "process of the rank is there", "loaded": "libraries loaded", "group": "process group made",
@@ -82,6 +86,17 @@ def all_variants(settings):
 
 
 # ---- Measuring
+
+
+def load_alone(command):
+    """Seconds until the libraries of a program that does nothing else are loaded: as many at a time as there are ranks
+    at a launch, with the environment that `lockstep run` gives them."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Job([(command, clean_environment(**AS_LOCKSTEP_RUN))] * WORLD, folder, SECONDS) as job:
+            job.ends([])
+            if any(process.returncode != 0 for process in job.processes):
+                raise job.failure("it failed")
+            return {"loaded": (max(map(int, job.output().split())) - job.launch_ns) / 1e9}
 
 
 @contextlib.contextmanager
@@ -213,14 +228,18 @@ def close(a, b):
 
 def measure(settings):
     rounds = 1 if settings.quick else settings.rounds
-    raw = {"world": WORLD, "kill_world": KILL_WORLD, "warm": not settings.quick, "launch": {}, "by_hand": {},
-           "launched": {}, "resume": {}, "failures": [], "notes": []}
+    raw = {"world": WORLD, "kill_world": KILL_WORLD, "warm": not settings.quick, "launch": {}, "alone": {},
+           "by_hand": {}, "launched": {}, "resume": {}, "failures": [], "notes": []}
     variants = all_variants(settings)
+    alone = [Variant(NOTHING, [os.path.join(settings.build, "bench", "startup", "bench_nothing")], [])]
+    if settings.python:
+        alone.append(Variant(IMPORT, [settings.python, "-c", SAY_WHEN], []))
     if not settings.python:
         raw["notes"].append("torchrun and PyTorch are left out: there is no Python with PyTorch here.")
     without_launcher = [variant for variant in variants if variant.name != TUNED]
     kinds = [
         ("launch", "launch", variants, lambda variant, phase: launch(variant)),
+        ("alone", "load", alone, lambda variant, phase: load_alone(variant.program)),
         ("by_hand", "kill a rank, no launcher", without_launcher,
          lambda variant, phase: lose_a_rank(dataclasses.replace(variant, looks_every=0), phase, False)),
         ("launched", "kill a rank", variants, lambda variant, phase: lose_a_rank(variant, phase, True)),
@@ -293,6 +312,20 @@ def time_table(title, first, rows, names, note):
 def stage_rows(values, stages):
     return [(text, {name: milliseconds(rounds, stage) for name, rounds in values.items()})
             for stage, text in stages.items()]
+
+
+def alone_table(alone, launch_values, world):
+    theirs = milliseconds(launch_values.get(TORCHRUN, []), "collective")
+    rows = []
+    for name, rounds in alone.items():
+        times = milliseconds(rounds, "loaded")
+        rows.append([name, numbers.with_spread(times), numbers.text(numbers.ratio_of_rounds(theirs, times), "x")])
+    return Table(
+        "What no launcher can shorten",
+        ["program", "ms until its libraries are loaded", "torchrun's first collective ÷ this"], rows,
+        f"{world} at a time, with the environment that `lockstep run` gives: a program that only links LibTorch, up to its "
+        "main(), and a Python program that only imports torch. The last column is what a library on LibTorch would reach "
+        "that takes no time at all.")
 
 
 def stage_plot(title, values, stages, begin, note):
@@ -373,7 +406,7 @@ WARM = "Every variant was started once before, so that its files are in memory."
 def present(raw):
     world, kill_world = raw.get("world", WORLD), raw.get("kill_world", KILL_WORLD)
     launch_values, by_hand = raw.get("launch", {}), raw.get("by_hand", {})
-    launched, resumed = raw.get("launched", {}), raw.get("resume", {})
+    launched, resumed, alone = raw.get("launched", {}), raw.get("resume", {}), raw.get("alone", {})
     about = ABOUT + [WARM] if raw.get("warm") else ABOUT
     findings = Findings("Start-up and recovery", about, notes=list(raw.get("notes", [])),
                         failures=list(raw.get("failures", [])))
@@ -385,6 +418,8 @@ def present(raw):
             "its libraries before main(), a Python program by import."))
         findings.plots.append(stage_plot(title, launch_values, LAUNCH_STAGES, "the launch",
                                          "Until the slowest rank has come so far."))
+    if alone:
+        findings.tables.append(alone_table(alone, launch_values, world))
     if by_hand:
         findings.tables.append(time_table(
             f"kill -9 of one of {kill_world} ranks, no launcher", "ms from the kill until", loss_rows(by_hand, False),

@@ -33,18 +33,24 @@ Arena::Block Arena::allocate(size_t bytes) {
                                      .evidence = base::errno_text(ENOMEM)}));
   }
   // Large blocks have their pages for themselves, so that they can be given back.
-  const size_t alignment = bytes >= kPageAlignedFrom ? page_bytes() : kSmallAlignment;
-  const size_t rounded = round_up(std::max<size_t>(bytes, 1), alignment);
+  const size_t unit = bytes >= kPageAlignedFrom ? page_bytes() : kSmallAlignment;
+  const size_t rounded = round_up(std::max<size_t>(bytes, 1), unit);
+  const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : unit;
+  const auto range = claim(rounded, alignment);
+  if (alignment == kHugePageBytes) segment_->prefer_huge_pages(range.offset, range.bytes);
+  return {.offset = range.offset, .data = segment_->at(range.offset, range.bytes), .bytes = bytes};
+}
 
+Arena::Range Arena::claim(size_t bytes, size_t alignment) {
   const std::lock_guard lock(mutex_);
-  auto range = take(rounded, alignment);
+  auto range = take(bytes, alignment);
   if (!range) {
-    grow(rounded);
-    range = take(rounded, alignment);
+    grow(bytes, alignment);
+    range = take(bytes, alignment);
   }
   used_.emplace(range->offset, range->bytes);
   in_use_ += range->bytes;
-  return {.offset = range->offset, .data = segment_->at(range->offset, range->bytes), .bytes = bytes};
+  return *range;
 }
 
 void Arena::free(uint64_t offset) {
@@ -86,8 +92,10 @@ std::optional<Arena::Range> Arena::take(size_t bytes, size_t alignment) {
   return std::nullopt;
 }
 
-void Arena::grow(size_t bytes) {
-  const size_t needed = round_up(bytes, page_bytes());
+void Arena::grow(size_t bytes, size_t alignment) {
+  // Extents begin with any page.
+  const size_t needed =
+      round_up(bytes, page_bytes()) + (alignment > page_bytes() ? alignment - page_bytes() : 0);
   size_t added = std::max({needed, 2 * last_extent_bytes_, kSmallestExtent});
   uint64_t offset = 0;
   try {

@@ -33,7 +33,8 @@ class Arena {
     std::byte* data;
     size_t bytes;  // as asked for
   };
-  // Aligned to 64 bytes, to a page from 64 KiB on. The contents are undefined. Zero bytes are allowed: the
+  // Aligned to 64 bytes, to a page from 64 KiB on, to a huge page from its size on, and made of huge pages
+  // then if the kernel has some. The contents are undefined. Zero bytes are allowed: the
   // block has an address of its own. Throws SystemError when the segment cannot grow.
   Block allocate(size_t bytes);
   // `offset` as allocate() returned it; anything else is a UsageError.
@@ -48,8 +49,9 @@ class Arena {
     size_t bytes;
   };
 
+  Range claim(size_t bytes, size_t alignment);
   std::optional<Range> take(size_t bytes, size_t alignment);
-  void grow(size_t bytes);
+  void grow(size_t bytes, size_t alignment);
   void insert_free(Range range);
   void erase_free(std::map<uint64_t, size_t>::iterator range);
 

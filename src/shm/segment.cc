@@ -31,6 +31,10 @@ constexpr std::array<char, 8> kMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
 // Of Linux 6.3; a system that forbids executable memfds demands it, older kernels do not know it.
 constexpr unsigned kNoExecSeal = 8;
 
+// Of Linux 5.14 and 6.1, which Debian 12's headers do not all know.
+constexpr int kPopulateWrite = 23;
+constexpr int kCollapse = 25;
+
 [[noreturn]] void refuse(const std::string& what, int error, const std::string& hint = {}) {
   throw SystemError(base::compose({.what = what, .evidence = base::errno_text(error), .hint = hint}));
 }
@@ -39,6 +43,11 @@ constexpr unsigned kNoExecSeal = 8;
   throw MismatchError(base::compose({.what = "what a rank shares is no memory of this version of lockstep",
                                      .evidence = evidence,
                                      .hint = "start the same build of the program for every rank"}));
+}
+
+[[noreturn]] void refuse_mapping(size_t bytes, int error) {
+  refuse(fmt::format("cannot map {} bytes of shared memory", bytes), error,
+         error == ENOMEM ? "look at the limits `ulimit -v` and vm.max_map_count" : "");
 }
 
 size_t whole_pages(size_t bytes) {
@@ -198,13 +207,22 @@ uint64_t Segment::end() const {
 }
 
 std::byte* Segment::map(const Extent& extent) const {
-  void* data = ::mmap(nullptr, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_.get(),
-                      static_cast<off_t>(extent.offset));
+  // A place with room to spare, of which the part with the right address is used.
+  const size_t room = extent.bytes + kHugePageBytes;
+  void* reserved = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) refuse_mapping(extent.bytes, errno);
+  auto* const begin = static_cast<std::byte*>(reserved);
+  const size_t before = (extent.offset - reinterpret_cast<uintptr_t>(begin)) % kHugePageBytes;
+  const size_t after = room - before - extent.bytes;
+  void* data = ::mmap(begin + before, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                      memfd_.get(), static_cast<off_t>(extent.offset));
   if (data == MAP_FAILED) {
     const int error = errno;
-    refuse(fmt::format("cannot map {} bytes of shared memory", extent.bytes), error,
-           error == ENOMEM ? "look at the limits `ulimit -v` and vm.max_map_count" : "");
+    ::munmap(begin, room);
+    refuse_mapping(extent.bytes, error);
   }
+  if (before > 0) ::munmap(begin, before);
+  if (after > 0) ::munmap(begin + before + extent.bytes, after);
   return static_cast<std::byte*>(data);
 }
 
@@ -225,7 +243,7 @@ uint64_t Segment::add_extent(size_t bytes) {
   Extent& extent = extents_[number];
   extent.offset = end();
   extent.bytes = whole_pages(std::max<size_t>(bytes, 1));
-  if (extent.bytes > static_cast<uint64_t>(INT64_MAX) - extent.offset) {
+  if (extent.bytes > static_cast<uint64_t>(INT64_MAX) - extent.offset - kHugePageBytes) {
     refuse(fmt::format("cannot add {} bytes of shared memory", bytes), EFBIG);
   }
   check_file_limit(extent.offset + extent.bytes);
@@ -285,6 +303,18 @@ std::byte* Segment::map_and_find(uint64_t offset, size_t bytes) {
       base::compose({.what = "a rank named shared memory that does not exist",
                      .evidence = fmt::format("{} bytes at {}, in a segment of {} bytes in {} extents", bytes,
                                              offset, end(), known_.load())}));
+}
+
+void Segment::prefer_huge_pages(uint64_t offset, size_t bytes) {
+  const uint64_t first = (offset + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uint64_t last = (offset + bytes) / kHugePageBytes * kHugePageBytes;
+  if (first >= last) return;
+  std::byte* const data = at(first, last - first);
+  // The kernel makes no huge page of nothing: each needs a small one to begin with.
+  for (uint64_t at = 0; at < last - first; at += kHugePageBytes) {
+    if (::madvise(data + at, page_bytes(), kPopulateWrite) != 0) return;
+  }
+  [[maybe_unused]] const int ignored = ::madvise(data, last - first, kCollapse);
 }
 
 void Segment::release_pages(uint64_t offset, size_t bytes) {

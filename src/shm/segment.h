@@ -7,6 +7,9 @@
 // shrinking, so that no process can make another one's access a SIGBUS. Pages that nobody touches cost
 // nothing.
 //
+// An address and its offset in the file agree modulo the size of a huge page, in every process: where the
+// file has a huge page, so has each mapping of it.
+//
 // Within a process there is at most one Segment of each file: ranks that are threads see the same addresses.
 //
 // Thread-safety: at(), offset_of() and the sizes from any thread; add_extent() from one thread at a time.
@@ -30,6 +33,7 @@
 namespace lockstep::shm {
 
 size_t page_bytes();  // of this system
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 inline constexpr uint32_t kLayoutVersion = 1;
 
@@ -85,6 +89,9 @@ class Segment {
   // Owner: makes the file longer and returns the offset of what is new, which is mapped here already. `bytes`
   // is rounded up to whole pages. Throws SystemError, and has then changed nothing.
   uint64_t add_extent(size_t bytes);
+  // Owner: makes the whole huge pages inside the range such, in every process that maps it. Where the kernel
+  // cannot or will not, they stay small, and nothing else changes. To be called before the range is used.
+  void prefer_huge_pages(uint64_t offset, size_t bytes);
   // Owner: gives the whole pages inside the range back to the kernel; they read as zeros afterwards. Where
   // that is impossible nothing happens.
   void release_pages(uint64_t offset, size_t bytes);

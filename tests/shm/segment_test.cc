@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fstream>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -354,6 +355,85 @@ TEST(Arena, GivesThePagesOfLargeBlocksBack) {
   std::memset(again.data, 2, again.bytes);
 }
 
+// The sum of a field of /proc/self/smaps over the mappings of a file, in bytes.
+size_t mapped(const std::string& file, const std::string& field) {
+  std::ifstream maps("/proc/self/smaps");
+  bool ours = false;
+  size_t kib = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(':')) ours = line.find(file) != std::string::npos;
+    if (ours && line.starts_with(field + ":")) kib += std::stoull(line.substr(field.size() + 1));
+  }
+  return kib << 10;
+}
+
+// What Arena relies on, tried by itself: Linux 6.1 and later can, unless it is forbidden.
+bool kernel_makes_huge_pages() {
+  const base::Fd file(::memfd_create("tried", MFD_CLOEXEC));
+  EXPECT_EQ(::ftruncate(file.get(), kHugePageBytes), 0);
+  constexpr size_t kRoom = 2 * kHugePageBytes;
+  void* const room = ::mmap(nullptr, kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const auto aligned =
+      (reinterpret_cast<uintptr_t>(room) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  auto* const data =
+      static_cast<std::byte*>(::mmap(reinterpret_cast<void*>(aligned), kHugePageBytes, PROT_READ | PROT_WRITE,
+                                     MAP_SHARED | MAP_FIXED, file.get(), 0));
+  data[0] = std::byte{1};
+  const bool can = ::madvise(data, kHugePageBytes, 25 /* MADV_COLLAPSE */) == 0;
+  ::munmap(room, kRoom);
+  return can;
+}
+
+TEST(Segment, AddressesAgreeWithOffsetsModuloAHugePage) {
+  auto segment = Segment::create("test", 3 * kPage);
+  const auto second = segment->add_extent(5 * kPage);
+  const auto third = segment->add_extent(5 * kMiB);
+  const auto agrees = [](Segment& mine, uint64_t offset) {
+    return reinterpret_cast<uintptr_t>(mine.at(offset, 1)) % kHugePageBytes == offset % kHugePageBytes;
+  };
+  for (const auto offset : {uint64_t{0}, second, third}) EXPECT_TRUE(agrees(*segment, offset)) << offset;
+  auto descriptor = duplicate(segment->fd());
+  segment.reset();
+  const auto peer = Segment::attach(std::move(descriptor));
+  EXPECT_FALSE(peer->owner());
+  for (const auto offset : {uint64_t{0}, second, third}) EXPECT_TRUE(agrees(*peer, offset)) << offset;
+}
+
+TEST(Arena, LargeBlocksAreMadeOfHugePages) {
+  if (!kernel_makes_huge_pages())
+    GTEST_SKIP() << "this kernel makes no huge pages of shared memory on demand";
+  const auto segment = Segment::create("huge_test", kPage);
+  Arena arena(segment);
+  const auto small = arena.allocate(kHugePageBytes - 1);
+  EXPECT_EQ(mapped("huge_test", "ShmemPmdMapped"), 0U);
+  const auto large = arena.allocate(5 * kMiB);
+  EXPECT_EQ(large.offset % kHugePageBytes, 0U);
+  EXPECT_EQ(mapped("huge_test", "ShmemPmdMapped"), 2 * kHugePageBytes);
+  EXPECT_LE(segment->bytes_in_memory(), 2 * kHugePageBytes + kMiB) << "what was not asked for costs nothing";
+  arena.free(large.offset);
+  arena.free(small.offset);
+  EXPECT_LE(segment->bytes_in_memory(), kMiB);
+}
+
+TEST(Arena, PeersSeeTheSameHugePages) {
+  if (!kernel_makes_huge_pages())
+    GTEST_SKIP() << "this kernel makes no huge pages of shared memory on demand";
+  base::Fd descriptor;
+  Arena::Block block = {};
+  {
+    const auto segment = Segment::create("huge_test", kPage);
+    block = Arena(segment).allocate(4 * kMiB);
+    block.data[kMiB] = std::byte{7};
+    descriptor = duplicate(segment->fd());
+  }
+  EXPECT_EQ(mapped("huge_test", "Size"), 0U);
+  const auto peer = Segment::attach(std::move(descriptor));
+  const auto* data = peer->at(block.offset, block.bytes);
+  EXPECT_EQ(data[kMiB], std::byte{7});
+  EXPECT_EQ(data[3 * kMiB], std::byte{0});
+  EXPECT_EQ(mapped("huge_test", "ShmemPmdMapped"), 4 * kMiB);
+}
+
 TEST(Arena, NoBlockCrossesExtentsThoughTheyTouchInTheFile) {
   const auto segment = Segment::create("test", kPage);
   Arena arena(segment);
@@ -406,7 +486,8 @@ TEST(Arena, BlocksNeverOverlap) {
   EXPECT_EQ(arena.bytes_in_use(), 0U);
   // All in one piece again: what an extent holds can be had at once, without growing.
   const auto reserved = segment->bytes_reserved();
-  arena.allocate(4 * kMiB);
+  arena.allocate(kHugePageBytes - kPage);  // the largest that begins with any page
+  arena.allocate(kHugePageBytes - kPage);
   EXPECT_EQ(segment->bytes_reserved(), reserved);
 }
 
