@@ -25,7 +25,7 @@ help:
 	@echo "  make test-asan     the tests under the address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan     the tests under the thread sanitizer"
 	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
-	@echo "  make bench         everything beside PyTorch and Open MPI, with a report (bench/results; more than an hour)"
+	@echo "  make bench         everything beside PyTorch and Open MPI, with a report (bench/results; an hour and a half)"
 	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
 	@echo "  make clean         remove build/"
 
@@ -68,7 +68,7 @@ bench-heap: configure
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
 	@$(BUILD)/bench/heap/bench_heap
 
-# Lockstep beside its peers: more than an hour. BENCH_FLAGS: see bench/run --help. A peer that cannot be installed is left out,
+# Lockstep beside its peers: an hour and a half. BENCH_FLAGS: see bench/run --help. A peer that cannot be installed is left out,
 # and the report says so.
 bench: configure
 	@scripts/setup bench

@@ -160,7 +160,8 @@ def line_rows(points, unit, per, scale=1.0):
             yield [variant, "too few points above noise"]
             continue
         start, slope = numbers.fit_line([x for x, _ in kept], [y for _, y in kept])
-        yield [variant, f"{numbers.text(start)} {unit} + {numbers.text(slope * scale)} {unit} {per}"]
+        sign = "-" if slope < 0 else "+"
+        yield [variant, f"{numbers.text(start)} {unit} {sign} {numbers.text(abs(slope) * scale)} {unit} {per}"]
 
 
 def power_text(points, variant):

@@ -196,7 +196,7 @@ def set_scales(axes, plot, groups, points):
     if groups is not None:
         room = int(0.9 * WIDTH / len(groups) / LETTER)
         texts = [bytes_or_plain(name, plot.bytes_x) for name in groups]
-        axes.set_xticks(range(len(groups)), [textwrap.fill(text, max(room, 5)) for text in texts])
+        axes.set_xticks(range(len(groups)), [textwrap.fill(text, max(room, 5), break_long_words=False) for text in texts])
         axes.set_xlim(-0.5, len(groups) - 0.5)
         return
     xs = sorted({x for one in points for x in one.x})

@@ -1,7 +1,7 @@
 """Training steps: lockstep's DistributedDataParallel and DataParallel beside PyTorch's DistributedDataParallel over Gloo.
 
-Rounds of all variants follow each other, so that what else the machine does hits all alike; within a program the kinds
-of step take turns (train_step.cc says which, and why). A step's time is that of its slowest rank, a run's the median over
+All variants follow each other in an order that changes, again and again, so that what else the machine does hits all alike;
+within a program the kinds of step take turns (train_step.cc says which, and why). A step's time is that of its slowest rank, a run's the median over
 its steps. All see the same weights and the same data: a run whose losses are not PyTorch's is refused.
 """
 import os
@@ -103,37 +103,42 @@ def loss_difference(right, other):
     return None
 
 
+def passes_of(world):
+    """How often all variants take their turn in a round: where the figures are set, twice."""
+    return 2 if world == 2 else 1
+
+
 def measure(settings):
     raw = {"cores": len(os.sched_getaffinity(0)), "runs": [], "notes": [], "failures": []}
     if not settings.python:
         raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
-    progress = Progress(NAME, settings.rounds * len(MODELS) * len(WORLDS))
+    progress = Progress(NAME, settings.rounds * len(MODELS) * sum(map(passes_of, WORLDS)))
     for at_round in range(settings.rounds):
         for model in MODELS:
             for world in WORLDS:
-                progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {world} rank{'s' * (world > 1)}")
-                measure_all(settings, raw, at_round, model, world)
+                for at_pass in range(passes_of(world)):
+                    progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {world} rank{'s' * (world > 1)}")
+                    measure_all(settings, raw, at_round + at_pass * settings.rounds, model, world)
     return raw
 
 
-def measure_all(settings, raw, at_round, model, world):
-    """All variants of one model in one world, one after the other. The first whose losses there are is what the others
-    are held against."""
-    right = None
-    for variant in variants_of(world):
-        where = f"{model}, {world} ranks, {variant}"
+def measure_all(settings, raw, alternation, model, world):
+    """All variants of one model in one world, one after the other; each alternation begins with another one."""
+    variants = variants_of(world)
+    first = alternation % len(variants)
+    found = {}
+    for variant in variants[first:] + variants[:first]:
         try:
-            found = run_variant(settings, model, variant, world)
+            found[variant] = run_variant(settings, model, variant, world)
         except ranks.Failure as failure:
-            raw["failures"].append(f"{where}: {failure}")
+            raw["failures"].append(f"{model}, {world} ranks, {variant}: {failure}")
+    found = {variant: found[variant] for variant in variants if found.get(variant)}
+    right = next(iter(found.values()), None)  # what the others are held against
+    for variant, run in found.items():
+        if difference := loss_difference(right, run):
+            raw["failures"].append(f"{model}, {world} ranks, {variant}: refused, {difference}")
             continue
-        if not found:
-            continue
-        right = right or found
-        if difference := loss_difference(right, found):
-            raw["failures"].append(f"{where}: refused, {difference}")
-            continue
-        raw["runs"].append({"round": at_round, "model": model, "world": world, "variant": variant, **found})
+        raw["runs"].append({"round": alternation, "model": model, "world": world, "variant": variant, **run})
 
 
 # ---- Presenting
@@ -313,7 +318,8 @@ def present(raw):
          f"{STARTED}: as torchrun starts it. {TUNED}: with all that lockstep does for its ranks: each bound to a core, heap "
          "kept, huge pages, gradients as views of buckets. Gloo helped: and its threads do not take the CPU from each other, which no setting "
          "of PyTorch's does (lockstep + gloo always has it).",
-         "step ms: median of the rounds, with their quartiles; x tuned, x started: throughput over PyTorch's; over no_sync, over "
+         "Two ranks, where the figures are set, take two turns in each round, others one, and each turn begins with another variant. "
+         "step ms: median of the turns, with their quartiles; x tuned, x started: throughput over PyTorch's; over no_sync, over "
          "barrier: what averaging adds to a step under no_sync, and to one with a bare barrier after backward (of one rank: the "
          "wrapper over the bare module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: "
          "what of it is its own, with shared pages divided among those who share.",

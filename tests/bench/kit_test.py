@@ -105,10 +105,25 @@ class Losses(unittest.TestCase):
         raw = {"runs": [], "failures": []}
         settings = types.SimpleNamespace(python="python3")
         with unittest.mock.patch.object(training, "run_variant", run):
-            training.measure_all(settings, raw, 0, "cnn", 4)
+            for alternation in range(len(training.VARIANTS)):  # whoever begins
+                training.measure_all(settings, raw, alternation, "cnn", 4)
         self.assertNotIn(training.SHM, [one["variant"] for one in raw["runs"]])
-        self.assertEqual(len(raw["failures"]), 1)
-        self.assertIn("refused", raw["failures"][0])
+        self.assertEqual(len(raw["failures"]), len(training.VARIANTS))
+        for failure in raw["failures"]:
+            self.assertIn("refused", failure)
+            self.assertIn(training.SHM, failure)
+
+    def test_each_alternation_begins_with_another_variant(self):
+        begun = []
+
+        def run(_, model, variant, world):
+            begun.append(variant)
+            return {"times_ms": {"sync": 1.0}, "losses": [[1.0]] * world}
+        variants = training.variants_of(2)
+        with unittest.mock.patch.object(training, "run_variant", run):
+            for alternation in range(len(variants)):
+                training.measure_all(types.SimpleNamespace(), {"runs": [], "failures": []}, alternation, "cnn", 2)
+        self.assertEqual(set(begun[::len(variants)]), set(variants))
 
 
 if __name__ == "__main__":
