@@ -10,6 +10,8 @@ import time
 OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
           "MASTER_PORT", "TORCHELASTIC_", "LOCKSTEP_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "OMP_", "OPENBLAS_", "GOMP_",
           "GLIBC_TUNABLES", "MALLOC_")
+# What `lockstep run` sets for its ranks; the rest of its tuning is done inside the process (docs/tuning.md).
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SECONDS_TO_SPEAK = 10  # for those who are left when one rank has failed
 
 

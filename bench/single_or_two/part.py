@@ -50,7 +50,7 @@ def jobs(settings):
 
 def run(settings, model, variant, way, found):
     command, processes, cores = found
-    env = {"OMP_NUM_THREADS": cores, **({} if variant == training.STARTED else training.HUGE_PAGES)}
+    env = {"OMP_NUM_THREADS": cores, **({} if variant == training.STARTED else ranks.HUGE_PAGES)}
     # Of two, each is bound by its program; one alone would wander between the cores.
     cpus = {max(os.sched_getaffinity(0))} if processes == cores == 1 else None
     batches = 2 if settings.quick else BATCHES[model]

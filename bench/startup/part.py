@@ -14,7 +14,7 @@ import typing
 from kit import numbers
 from kit.findings import Figure, Findings, Plot, Series, Table
 from kit.progress import Progress
-from kit.ranks import Failure, clean_environment, free_port
+from kit.ranks import HUGE_PAGES, Failure, clean_environment, free_port
 from startup.jobs import Job
 
 NAME = "startup"
@@ -33,7 +33,6 @@ SECONDS = 90  # for each job
 
 NOTHING, IMPORT = "LibTorch alone", "PyTorch alone"  # programs that do nothing with them
 SAY_WHEN = "import torch, os, time; print(time.monotonic_ns(), flush=True); os._exit(0)"
-AS_LOCKSTEP_RUN = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 LAUNCH_STAGES = {"born": "process of the rank is there", "loaded": "libraries loaded", "group": "process group made",
                  "collective": "first collective done", "step": "first training step done", "ended": "launcher ended"}
@@ -92,7 +91,7 @@ def load_alone(command):
     """Seconds until the libraries of a program that does nothing else are loaded: as many at a time as there are ranks
     at a launch, with the environment that `lockstep run` gives them."""
     with tempfile.TemporaryDirectory() as folder:
-        with Job([(command, clean_environment(**AS_LOCKSTEP_RUN))] * WORLD, folder, SECONDS) as job:
+        with Job([(command, clean_environment(OMP_NUM_THREADS=1, **HUGE_PAGES))] * WORLD, folder, SECONDS) as job:
             job.ends([])
             if any(process.returncode != 0 for process in job.processes):
                 raise job.failure("it failed")
@@ -234,7 +233,7 @@ def measure(settings):
     alone = [Variant(NOTHING, [os.path.join(settings.build, "bench", "startup", "bench_nothing")], [])]
     if settings.python:
         alone.append(Variant(IMPORT, [settings.python, "-c", SAY_WHEN], []))
-    if not settings.python:
+    else:
         raw["notes"].append("torchrun and PyTorch are left out: there is no Python with PyTorch here.")
     without_launcher = [variant for variant in variants if variant.name != TUNED]
     kinds = [

@@ -1,8 +1,8 @@
 """Training steps: lockstep's DistributedDataParallel and DataParallel beside PyTorch's DistributedDataParallel over Gloo.
 
-All variants follow each other in an order that changes, again and again, so that what else the machine does hits all alike;
-within a program the kinds of step take turns (train_step.cc says which, and why). A step's time is that of its slowest rank, a run's the median over
-its steps. All see the same weights and the same data: a run whose losses are not PyTorch's is refused.
+All variants follow each other in an order that changes, again and again, so that what else the machine does hits all
+alike; within a program the kinds of step take turns (train_step.cc says which, and why). A step's time is that of its
+slowest rank, a run's the median over its steps. All see the same weights and the same data: a run whose losses are not PyTorch's is refused.
 """
 import os
 import statistics
@@ -30,8 +30,6 @@ HELPED = "PyTorch + Gloo, tuned, Gloo helped"  # as lockstep helps it (src/compa
 GLOO, SHM, REPLICAS = "lockstep + gloo", "lockstep + shm", "lockstep DataParallel"
 VARIANTS = (STARTED, TUNED, HELPED, GLOO, SHM, REPLICAS)
 RANKED = VARIANTS[:-1]  # those that have ranks
-# What `lockstep run` sets for its ranks; the rest is done inside the process (docs/tuning.md).
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 LEAST = {(TUNED, "cnn"): 1.08, (TUNED, "gpt"): 1.04, (TUNED, "mlp"): 1.25, (STARTED, "cnn"): 1.25, (STARTED, "mlp"): 1.6}
 
@@ -50,12 +48,12 @@ def command_of(settings, variant, world):
         return pytorch, world, one_thread
     if variant in (TUNED, HELPED):
         helped = ["--patient"] if variant == HELPED else []
-        return pytorch + ["--tuned", "--bucket-view"] + helped, world, {**one_thread, **HUGE_PAGES}
+        return pytorch + ["--tuned", "--bucket-view"] + helped, world, {**one_thread, **ranks.HUGE_PAGES}
     if variant == REPLICAS:
         threads = min(world, len(os.sched_getaffinity(0)))
         return (program + ["--wrap", "data_parallel", "--parts", str(world), "--threads", str(threads)], 1,
-                {"OMP_NUM_THREADS": threads, **HUGE_PAGES})
-    return program + ["--backend", "shm" if variant == SHM else "gloo"], world, {**one_thread, **HUGE_PAGES}
+                {"OMP_NUM_THREADS": threads, **ranks.HUGE_PAGES})
+    return program + ["--backend", "shm" if variant == SHM else "gloo"], world, {**one_thread, **ranks.HUGE_PAGES}
 
 
 def variants_of(world):
@@ -103,8 +101,8 @@ def loss_difference(right, other):
     return None
 
 
-def passes_of(world):
-    """How often all variants take their turn in a round: where the figures are set, twice."""
+def alternations_of(world):
+    """How often all variants follow each other in a round: where the figures are set, twice."""
     return 2 if world == 2 else 1
 
 
@@ -112,13 +110,15 @@ def measure(settings):
     raw = {"cores": len(os.sched_getaffinity(0)), "runs": [], "notes": [], "failures": []}
     if not settings.python:
         raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
-    progress = Progress(NAME, settings.rounds * len(MODELS) * sum(map(passes_of, WORLDS)))
+    progress = Progress(NAME, settings.rounds * len(MODELS) * sum(map(alternations_of, WORLDS)))
     for at_round in range(settings.rounds):
         for model in MODELS:
             for world in WORLDS:
-                for at_pass in range(passes_of(world)):
-                    progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {world} rank{'s' * (world > 1)}")
-                    measure_all(settings, raw, at_round + at_pass * settings.rounds, model, world)
+                for more in range(alternations_of(world)):
+                    ranks_text = f"{world} rank{'s' * (world > 1)}"
+                    progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {ranks_text}")
+                    # The first of each round have the rounds' own numbers, so that worlds can be compared by them.
+                    measure_all(settings, raw, at_round + more * settings.rounds, model, world)
     return raw
 
 
@@ -318,8 +318,8 @@ def present(raw):
          f"{STARTED}: as torchrun starts it. {TUNED}: with all that lockstep does for its ranks: each bound to a core, heap "
          "kept, huge pages, gradients as views of buckets. Gloo helped: and its threads do not take the CPU from each other, which no setting "
          "of PyTorch's does (lockstep + gloo always has it).",
-         "Two ranks, where the figures are set, take two turns in each round, others one, and each turn begins with another variant. "
-         "step ms: median of the turns, with their quartiles; x tuned, x started: throughput over PyTorch's; over no_sync, over "
+         "In each round all variants follow each other once, with two ranks, where the figures are set, twice, each time in "
+         "another order. step ms: median over these alternations, with their quartiles; x tuned, x started: throughput over PyTorch's; over no_sync, over "
          "barrier: what averaging adds to a step under no_sync, and to one with a bare barrier after backward (of one rank: the "
          "wrapper over the bare module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: "
          "what of it is its own, with shared pages divided among those who share.",

@@ -15,6 +15,9 @@ namespace {
 constexpr size_t kSmallAlignment = 64;
 constexpr size_t kPageAlignedFrom = size_t{64} << 10;
 constexpr size_t kReturnedFrom = size_t{1} << 20;
+// Huge pages are taken when a block is allocated. Of one that is larger than this, somebody who has asked for
+// far too much by mistake should not pay with all memory of the machine.
+constexpr size_t kHugePagesUpTo = size_t{1} << 30;
 constexpr size_t kSmallestExtent = size_t{4} << 20;
 // Far beyond any address space, and small enough that no rounding overflows.
 constexpr size_t kLargestBlock = size_t{1} << 62;
@@ -37,7 +40,7 @@ Arena::Block Arena::allocate(size_t bytes) {
   const size_t rounded = round_up(std::max<size_t>(bytes, 1), unit);
   const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : unit;
   const auto range = claim(rounded, alignment);
-  if (alignment == kHugePageBytes) segment_->prefer_huge_pages(range.offset, range.bytes);
+  if (range.bytes <= kHugePagesUpTo) segment_->prefer_huge_pages(range.offset, range.bytes);
   return {.offset = range.offset, .data = segment_->at(range.offset, range.bytes), .bytes = bytes};
 }
 

@@ -33,10 +33,10 @@ class Arena {
     std::byte* data;
     size_t bytes;  // as asked for
   };
-  // Aligned to 64 bytes, to a page from 64 KiB on. From the size of a huge page on it is aligned to one, made
-  // of huge pages if the kernel has some, and takes its memory at once then, not when it is touched. The
-  // contents are undefined. Zero bytes are allowed: the block has an address of its own. Throws SystemError
-  // when the segment cannot grow.
+  // Aligned to 64 bytes, to a page from 64 KiB on, to a huge page from its size on. Between that and 1 GiB it
+  // is made of huge pages if the kernel has some, and takes its memory at once then, not when it is touched.
+  // The contents are undefined. Zero bytes are allowed: the block has an address of its own. Throws
+  // SystemError when the segment cannot grow.
   Block allocate(size_t bytes);
   // `offset` as allocate() returned it; anything else is a UsageError.
   void free(uint64_t offset);

@@ -311,8 +311,8 @@ void Segment::prefer_huge_pages(uint64_t offset, size_t bytes) {
   if (first >= last) return;
   std::byte* const data = at(first, last - first);
   // The kernel makes no huge page of nothing: each needs a small one to begin with.
-  for (uint64_t at = 0; at < last - first; at += kHugePageBytes) {
-    if (::madvise(data + at, page_bytes(), kPopulateWrite) != 0) return;
+  for (uint64_t begun = 0; begun < last - first; begun += kHugePageBytes) {
+    if (::madvise(data + begun, page_bytes(), kPopulateWrite) != 0) return;
   }
   [[maybe_unused]] const int ignored = ::madvise(data, last - first, kCollapse);
 }
