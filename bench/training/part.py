@@ -101,20 +101,21 @@ def loss_difference(right, other):
     return None
 
 
-def alternations_of(world):
+def alternations_of(settings, world):
     """How often all variants follow each other in a round: where the figures are set, twice."""
-    return 2 if world == 2 else 1
+    return 2 if world == 2 and not settings.quick else 1
 
 
 def measure(settings):
     raw = {"cores": len(os.sched_getaffinity(0)), "runs": [], "notes": [], "failures": []}
     if not settings.python:
         raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
-    progress = Progress(NAME, settings.rounds * len(MODELS) * sum(map(alternations_of, WORLDS)))
+    in_round = len(MODELS) * sum(alternations_of(settings, world) for world in WORLDS)
+    progress = Progress(NAME, settings.rounds * in_round)
     for at_round in range(settings.rounds):
         for model in MODELS:
             for world in WORLDS:
-                for more in range(alternations_of(world)):
+                for more in range(alternations_of(settings, world)):
                     ranks_text = f"{world} rank{'s' * (world > 1)}"
                     progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {ranks_text}")
                     # The first of each round have the rounds' own numbers, so that worlds can be compared by them.
