@@ -179,6 +179,7 @@ def count_text(count):
 
 def present(raw):
     overhead = Points(raw, "parameters", lambda run: run["overhead_ms"])
+    step = Points(raw, "parameters", lambda run: run["local_ms"] + run["overhead_ms"])
     memory = Points(raw, "parameters", lambda run: run["share_mib"])
     buckets = Points(raw, "buckets", lambda run: run["overhead_ms"], lambda run: run["buckets"])
     by_ranks = Points(raw, "ranks", lambda run: run["overhead_ms"])
@@ -203,6 +204,8 @@ def present(raw):
         [Table("Fits", ["cost", "variant", "line", "power"], fits, texts=4),
          Table("All-reduce in ms, two ranks, by numbers", ["variant"] + heads, list(reduce.rows(PARAMETERS))),
          Table("Step overhead in ms, two ranks, by parameters", ["variant"] + heads, list(overhead.rows(PARAMETERS))),
+         Table("Step in ms, two ranks, by parameters", ["variant"] + heads, list(step.rows(PARAMETERS)),
+               note="With its gradients averaged. The steps under no_sync, which the overhead is counted from, are not equally fast."),
          Table("Memory of a rank in MiB, two ranks, by parameters", ["variant"] + heads, list(memory.rows(PARAMETERS)),
                note="What the ranks share is divided among them."),
          Table("Step overhead in ms by buckets, two ranks, 12.6 M parameters", ["variant"] + [str(count) for count in counts],

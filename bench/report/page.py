@@ -46,7 +46,7 @@ pre { border-left: 4px solid var(--missed); padding: .25rem 0 .25rem .9rem; marg
       white-space: pre-wrap; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin: .5rem 0 0; }
 table { border-collapse: separate; border-spacing: 0; font-size: .875rem; line-height: 1.25rem; }
-th, td { padding: .375rem .75rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
+th, td { padding: .375rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; position: sticky; left: 0; background: var(--paper); }
 th:last-child, td:last-child { padding-right: 0; }
 thead th { color: var(--soft); font-weight: 500; vertical-align: bottom; white-space: normal; max-width: 9rem; }

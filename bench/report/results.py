@@ -45,9 +45,9 @@ def got_text(figure):
     """With as many digits as it takes to see the verdict: 4.998 where 5 was wanted is not 5.00."""
     if figure.got is None or not math.isfinite(figure.got):
         return "-" if figure.got is None else str(figure.got)
-    text = numbers.text(figure.got)
-    shown = Figure(figure.what, figure.unit, float(text), figure.wanted, figure.at_most)
-    return text if shown.verdict == figure.verdict else f"{figure.got:.10g}"
+    texts = [numbers.text(figure.got), *(f"{figure.got:.{digits}g}" for digits in range(4, 17))]
+    return next(text for text in (*texts, repr(figure.got)) if
+                Figure(figure.what, figure.unit, float(text), figure.wanted, figure.at_most).verdict == figure.verdict)
 
 
 def wanted_text(figure):

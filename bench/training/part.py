@@ -107,14 +107,14 @@ def alternations_of(settings, world):
 
 
 def measure(settings):
-    raw = {"cores": len(os.sched_getaffinity(0)), "runs": [], "notes": [], "failures": []}
+    raw = {"cores": len(os.sched_getaffinity(0)), "models": settings.models, "runs": [], "notes": [], "failures": []}
     if not settings.python:
         raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
-    in_round = len(MODELS) * sum(alternations_of(settings, world) for world in WORLDS)
+    in_round = len(settings.models) * sum(alternations_of(settings, world) for world in settings.worlds)
     progress = Progress(NAME, settings.rounds * in_round)
     for at_round in range(settings.rounds):
-        for model in MODELS:
-            for world in WORLDS:
+        for model in settings.models:
+            for world in settings.worlds:
                 for more in range(alternations_of(settings, world)):
                     ranks_text = f"{world} rank{'s' * (world > 1)}"
                     progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {ranks_text}")
@@ -166,6 +166,10 @@ class Runs:
         """One for each round; None where there is none."""
         rounds = self.by_key.get((model, world, variant), {})
         return [value(rounds[at]) if at in rounds else None for at in range(self.rounds)]
+
+    def has_alone(self):
+        """What scaling is measured by; a run of chosen worlds may lack it."""
+        return any(key[1] == 1 for key in self.by_key)
 
     def any(self, model):
         return next(run for run in self.raw["runs"] if run["model"] == model)
@@ -282,14 +286,16 @@ def throughput_plot(runs, model):
 
 
 def figures(runs):
+    wanted = runs.raw["models"]  # also those that failed: they were not measured
     for (peer, model), least in LEAST.items():
-        yield Figure(f"{model}, 2 ranks, lockstep + shm, training throughput", f"x {peer}",
-                     runs.faster(model, 2, SHM, peer), least)
-    for model in MODELS:
+        if model in wanted:
+            yield Figure(f"{model}, 2 ranks, lockstep + shm, training throughput", f"x {peer}",
+                         runs.faster(model, 2, SHM, peer), least)
+    for model in wanted:
         for peer in (STARTED, TUNED, HELPED):
             yield Figure(f"{model}, 2 ranks, lockstep + gloo, training throughput", f"x {peer}",
                          runs.faster(model, 2, GLOO, peer), 1)
-    for model in MODELS:
+    for model in wanted:
         for variant in (SHM, GLOO):
             yield Figure(f"{model}, 2 ranks, {variant}, memory of a rank", f"of {TUNED}",
                          numbers.ratio_of_rounds(runs.values(model, 2, variant, lambda run: run["share_mib"]),
@@ -311,7 +317,7 @@ def present(raw):
              if "sync" in run["times_ms"] else None, RANKED),
         bars(runs, "Memory of a rank, two ranks", "MiB", lambda run: run["share_mib"], RANKED,
              note="What the ranks share is divided among them, so that the sum is what the machine has to give."),
-        *(throughput_plot(runs, model) for model in runs.models())]
+        *(throughput_plot(runs, model) for model in runs.models() if len(runs.worlds(model)) > 1)]
     return Findings(
         "Training step",
         ["The same weights, the same batches, Adam, one thread for each rank, gradients dropped between steps; a run whose "
@@ -325,5 +331,5 @@ def present(raw):
          "wrapper over the bare module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: "
          "what of it is its own, with shared pages divided among those who share.",
          "DataParallel: one process, a replica for each rank, and the batches of all ranks in one."],
-        [model_table(runs, model) for model in runs.models()] + [scaling_table(runs)], plots, list(figures(runs)),
+        [model_table(runs, model) for model in runs.models()] + ([scaling_table(runs)] if runs.has_alone() else []), plots, list(figures(runs)),
         raw["notes"], raw["failures"])

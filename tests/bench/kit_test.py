@@ -125,6 +125,16 @@ class Losses(unittest.TestCase):
                 training.measure_all(types.SimpleNamespace(), {"runs": [], "failures": []}, alternation, "cnn", 2)
         self.assertEqual(set(begun[::len(variants)]), set(variants))
 
+    def test_figures_are_those_of_the_chosen_models(self):
+        def run(_, model, variant, world):
+            raise ranks.Failure("out of memory")
+        settings = types.SimpleNamespace(python="python3", quick=False, rounds=1, models=["gpt"], worlds=[2])
+        with unittest.mock.patch.object(training, "run_variant", run), unittest.mock.patch.object(training, "Progress"):
+            findings = training.present(training.measure(settings))
+        self.assertTrue(findings.failures)
+        self.assertEqual({figure.what.split(",")[0] for figure in findings.figures}, {"gpt"})
+        self.assertEqual({figure.verdict for figure in findings.figures}, {"not measured"})
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -100,7 +100,7 @@ class TextTest(unittest.TestCase):
             self.assertIn(said, self.text)
 
     def test_figures_and_counts(self):
-        for said in (r"  reached +far +12\.3  x PyTorch +\(at least 5\)", r"  NOT REACHED +near +4\.9981  x PyTorch",
+        for said in (r"  reached +far +12\.3  x PyTorch +\(at least 5\)", r"  NOT REACHED +near +4\.998  x PyTorch",
                      r"  not measured +a <b>.* -  x +\(at least 1\.5\)", r"  reached +little +0  % more +\(at most 3\)",
                      r"  NOT REACHED +much +57\.1  % more +\(at most 53\.4\)",
                      r"\n2 reached, 2 NOT REACHED, 1 not measured\n1 FAILED, see above\n$"):
@@ -166,7 +166,7 @@ class PageTest(unittest.TestCase):
             self.assertIn(said, texts["dd"])
         self.assertIn("2 reached, 2 NOT REACHED, 1 not measured", texts["p"])
         self.assertIn("lockstep bench", texts["code"])
-        for cell in ("NOT REACHED", "reached", "not measured", "4.9981", "at least 5", "at most 53.4", "0.332", ODD):
+        for cell in ("NOT REACHED", "reached", "not measured", "4.998", "at least 5", "at most 53.4", "0.332", ODD):
             self.assertIn(cell, texts["td"])
         self.assertEqual(texts["pre"], [f"program: exit status 1\n[rank 0] {ODD}"])
         self.assertIn(f"left out: {ODD}", texts["p"])
