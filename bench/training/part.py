@@ -331,5 +331,5 @@ def present(raw):
          "wrapper over the bare module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: "
          "what of it is its own, with shared pages divided among those who share.",
          "DataParallel: one process, a replica for each rank, and the batches of all ranks in one."],
-        [model_table(runs, model) for model in runs.models()] + ([scaling_table(runs)] if runs.has_alone() else []), plots, list(figures(runs)),
-        raw["notes"], raw["failures"])
+        [model_table(runs, model) for model in runs.models()] + ([scaling_table(runs)] if runs.has_alone() else []), plots,
+        list(figures(runs)), raw["notes"], raw["failures"])
