@@ -5,6 +5,7 @@ find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(OpenSSL REQUIRED)
 find_package(Torch REQUIRED)
 
 # LibTorch's Gloo header includes Gloo's own, which no LibTorch package brings along.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <set>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <lockstep/error.h>
@@ -19,6 +20,7 @@
 #include "base/no_sigpipe.h"
 #include "base/note.h"
 #include "base/port.h"
+#include "base/token.h"
 
 namespace lockstep::base {
 namespace {
@@ -159,6 +161,42 @@ TEST(Machine, HasAnIdentity) {
   EXPECT_FALSE(host_name().empty());
   EXPECT_EQ(machine_identity(), machine_identity());
   EXPECT_THAT(machine_identity(), HasSubstr("net:["));
+}
+
+TEST(Token, ProvesThatBothSidesKnowItAndNothingElse) {
+  const Token token = Token::random();
+  const auto asked = make_nonce();
+  const auto own = make_nonce();
+  EXPECT_NE(asked, own);
+  const auto proof = token.prove("client", asked, own);
+  EXPECT_TRUE(token.proves(proof, "client", asked, own));
+  EXPECT_EQ(proof.find(token.text()), std::string::npos);
+  // Another secret, another role (a proof that is sent back to its sender), another meeting.
+  EXPECT_FALSE(Token::random().proves(proof, "client", asked, own));
+  EXPECT_FALSE(Token().proves(proof, "client", asked, own));
+  EXPECT_FALSE(token.proves(proof, "server", asked, own));
+  EXPECT_FALSE(token.proves(proof, "client", own, asked));
+  EXPECT_FALSE(token.proves(proof, "client", make_nonce(), own));
+  EXPECT_FALSE(token.proves("", "client", asked, own));
+}
+
+TEST(Token, ComesFromAFileThatNobodyElseCanRead) {
+  char path[] = "/tmp/lockstep-token-XXXXXX";
+  const Fd file(::mkstemp(path));
+  const std::string text = "0123456789abcdef0123\n";
+  ASSERT_EQ(::write(file.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  EXPECT_EQ(Token::from_file(path).text(), "0123456789abcdef0123");
+  ::fchmod(file.get(), 0640);
+  try {
+    Token::from_file(path);
+    ADD_FAILURE() << "a file that the group can read was taken";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("chmod 600"));
+  }
+  ::unlink(path);
+  EXPECT_THROW(Token::from_file(path), UsageError);
+  EXPECT_THROW(Token::from_file("/tmp"), UsageError);
+  EXPECT_THROW(Token("short"), UsageError);
 }
 
 }  // namespace
