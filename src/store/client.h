@@ -1,0 +1,51 @@
+// This process's end of the store. Its requests have deadlines, and it hears at once when another rank ends
+// or fails.
+//
+// Thread-safe. A thread of its own reads what the server sends. In a child made by fork() it is closed, and
+// every call throws UsageError. A process that ends with exit(0), or returns 0 from main, says goodbye to the
+// server; one that ends in any other way is lost.
+#pragma once
+
+#include <memory>
+
+#include "base/fd.h"
+#include "base/token.h"
+#include "store/address.h"
+#include "store/key_values.h"
+
+namespace lockstep::store {
+
+// The rank in whose process the server is.
+inline constexpr int kHostRank = 0;
+
+class Client final : public KeyValues {
+ public:
+  // Connects, and tries again until the server is there. Throws TimeoutError; MismatchError when the server
+  // has another token or is none.
+  Client(const Address& address, const base::Token& token, int rank, base::Deadline deadline);
+  ~Client() override;
+
+  void set(const std::string& key, const std::string& value, base::Deadline deadline) override;
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& wanted,
+                          base::Deadline deadline) override;
+  Values get(const Values& keys, base::Deadline deadline, const GiveUp& give_up) override;
+  int64_t add(const std::string& key, int64_t amount, base::Deadline deadline) override;
+  bool check(const Values& keys, base::Deadline deadline) override;
+  bool erase(const std::string& key, base::Deadline deadline) override;
+  int64_t count(base::Deadline deadline) override;
+  void forget(const std::string& prefix, int holders) noexcept override;
+  void fail(const std::string& topic, const std::string& text) noexcept override;
+  std::optional<Failure> failure(const std::string& topic) const override;
+  std::map<int, Ended> ended() const override;
+  uint64_t subscribe(std::function<void()> heard) override;
+  void unsubscribe(uint64_t subscription) override;
+
+  // Says goodbye for all clients of this process, as exit(0) does. For those who end with _exit().
+  static void say_goodbye() noexcept;
+
+ private:
+  class Connection;
+  std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace lockstep::store
