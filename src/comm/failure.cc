@@ -1,7 +1,6 @@
 #include "comm/failure.h"
 
 #include <fmt/format.h>
-#include <future>
 #include <map>
 #include <optional>
 #include <thread>
@@ -21,10 +20,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
+// In which what a rank had sent before it ended arrives.
+constexpr auto kLastWords = 500ms;
+// In which the end of a process whose connection was closed becomes known.
+constexpr auto kDeathMoment = 300ms;
+constexpr std::chrono::milliseconds kBetweenGlances = 20ms;
+// The process that hosts the store may be the one that is stopped.
+constexpr auto kAskStore = 500ms;
 
-// Why a rank has ended the group: kind, line break, text.
-std::string failure_key(int rank) { return fmt::format("failed/{}", rank); }
+std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
 
 std::string text_of(const Call& call) { return fmt::format("#{} {}", call.number, call.what); }
 
@@ -40,29 +44,20 @@ bool mentions(const std::string& message, std::initializer_list<const char*> wor
                      [&](const char* word) { return message.find(word) != std::string::npos; });
 }
 
-// What each rank has left under its key; nothing when the store does not answer. The process that hosts
-// the store may be the one that hangs, and a request to it cannot be given up; so the asking is left to a
-// thread that nobody waits for.
-using Words = std::optional<std::map<int, std::string>>;
-Words ask_store(const ProcessGroup::Impl& group, std::string (*key)(int rank)) {
-  auto promise = std::make_shared<std::promise<Words>>();
-  auto answer = promise->get_future();
-  std::thread([promise, key, store = group.store, world_size = group.world_size] {
-    Words words(std::in_place);
-    try {
-      for (int rank = 0; rank < world_size; ++rank) {
-        if (!store->check({key(rank)})) continue;
-        const auto value = store->get(key(rank));
-        words->emplace(rank, std::string(value.begin(), value.end()));
-      }
-    } catch (const std::exception& error) {
-      words.reset();
-      base::log_debug("the store does not answer: {}", error.what());
+// What each rank has left under "waiting/"; nothing when the store does not answer.
+using Words = std::map<int, std::string>;
+std::optional<Words> ask_who_waits(const ProcessGroup::Impl& group) {
+  try {
+    const auto store = group.store->until(base::Deadline::in(kAskStore));
+    Words words;
+    for (int rank = 0; rank < group.world_size; ++rank) {
+      if (auto word = store->look(waiting_key(rank))) words.emplace(rank, std::move(*word));
     }
-    promise->set_value(std::move(words));
-  }).detach();
-  if (answer.wait_for(2s) != std::future_status::ready) return std::nullopt;
-  return answer.get();
+    return words;
+  } catch (const Error& error) {
+    base::log_debug("the store does not say who waits: {}", error.what());
+    return std::nullopt;
+  }
 }
 
 std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& ranks) {
@@ -74,10 +69,15 @@ std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& 
   return text;
 }
 
-// "; rank 1 (…) was waiting in #7 barrier": where the others are, as far as they have said.
+// Where the others are, the culprit first: those that are stopped, those that wait for nothing, those that
+// wait for something else.
 std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
-  const auto words = ask_store(group, waiting_key);
-  if (!words) return "; where the others are is not known, since the store on rank 0 does not answer";
+  const auto stopped = group.watch ? group.watch->stopped() : std::vector<int>{};
+  if (!stopped.empty()) return fmt::format("; stopped: {}", list_ranks(group, stopped));
+  const auto words = ask_who_waits(group);
+  if (!words) {
+    return fmt::format("; {}, which hosts the store, does not answer", group.ranks.at(0).describe());
+  }
   std::vector<int> absent;
   std::string elsewhere;
   for (int rank = 0; rank < group.world_size; ++rank) {
@@ -92,6 +92,31 @@ std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
   std::string text;
   if (!absent.empty()) text = fmt::format("; not waiting in any collective: {}", list_ranks(group, absent));
   return text + elsewhere;
+}
+
+// The ranks that have ended, the first of them first. Waits for a moment when a connection has just been
+// closed, which may be known here before the end of its process is.
+std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
+  for (const auto deadline = base::Deadline::in(moment);;) {
+    std::vector<int> ranks;
+    for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
+    for (const auto& left : group.store->ended(store::Ending::Left)) ranks.push_back(left.rank);
+    // A store of LibTorch's says nothing of ranks that end; the processes of this machine can be seen all the
+    // same.
+    if (ranks.empty() && group.watch)
+      ranks = group.watch->gone(std::min(deadline.remaining(), kBetweenGlances));
+    if (!ranks.empty() || deadline.expired()) return ranks;
+    if (!group.watch) std::this_thread::sleep_for(kBetweenGlances);
+  }
+}
+
+// What another rank said when it ended the group, unless a rank was lost before.
+std::optional<store::Failure> find_failure(const ProcessGroup::Impl& group) {
+  auto failure = group.store->failure();
+  if (!failure || failure->rank == group.rank) return std::nullopt;
+  const auto lost = group.store->ended(store::Ending::Lost);
+  if (!lost.empty() && lost.front().since < failure->since) return std::nullopt;
+  return failure;
 }
 
 // The first error is the one that counts: here, and for the launcher.
@@ -117,21 +142,21 @@ void poison(ProcessGroup::Impl& group, const Error& why) {
     return;
   }
   if (!group.c10d || group.world_size == 1) return;
-  const auto words = kind + '\n' + why.what();
-  try {
-    group.store->set(failure_key(group.rank), std::vector<uint8_t>(words.begin(), words.end()));
-  } catch (const std::exception& error) {
-    base::log_debug("cannot leave word of an error: {}", error.what());
-  }
-  // Closes this rank's connections, which is all that wakes the others. That waits for calls under way, so it
-  // is left to a thread.
-  std::thread([c10d = std::exchange(group.c10d, {})]() mutable { c10d.reset(); }).detach();
+  group.store->fail(kind + '\n' + why.what());
+  // Closes this rank's connections, which wakes those who wait for it.
+  destroy_aside(std::exchange(group.c10d, {}));
+}
+
+bool is_hopeless(const ProcessGroup::Impl& group) {
+  const auto lost = group.store->ended(store::Ending::Lost);
+  if (!lost.empty() && base::Deadline::Clock::now() - lost.front().since >= kLastWords) return true;
+  const auto failure = group.store->failure();
+  return failure && failure->rank != group.rank;
 }
 
 void report_waiting(ProcessGroup::Impl& group, const Call& call) {
   try {
-    const std::string text = text_of(call);
-    group.store->set(waiting_key(group.rank), std::vector<uint8_t>(text.begin(), text.end()));
+    group.store->until(base::Deadline::in(kAskStore))->write(waiting_key(group.rank), text_of(call));
   } catch (const std::exception& error) {
     base::log_debug("cannot leave word that this rank waits: {}", error.what());
   }
@@ -157,22 +182,21 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
                                             group.world_size, group.ranks.at(group.rank).host, group.name,
                                             call.number, group.backend)};
   std::string kind = "Error";
-  if (const auto failed = ask_store(group, failure_key); failed && !failed->empty()) {
-    const auto& [rank, words] = *failed->begin();
-    const auto end_of_kind = words.find('\n');
-    kind = words.substr(0, end_of_kind);
-    text.what = fmt::format("{} failed", group.ranks.at(rank).describe());
-    text.evidence = fmt::format("it said: {}", words.substr(end_of_kind + 1));
-    const std::string said = base::compose(text);
-    remember(group, kind, said);
-    base::throw_kind(kind, said);
-  }
-  const auto gone = group.watch ? group.watch->gone() : std::vector<int>{};
-  if (!gone.empty()) {
+  const bool closed =
+      mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"});
+  const bool timed_out = mentions(message, {"Timed out", "timed out", "timeout"});
+  const auto ended = find_ended(group, closed ? kDeathMoment : 0ms);
+  if (const auto failure = find_failure(group)) {
+    const auto end_of_kind = failure->text.find('\n');
+    kind = failure->text.substr(0, end_of_kind);
+    text.what = fmt::format("{} failed", group.ranks.at(failure->rank).describe());
+    text.evidence = fmt::format("it said: {}", failure->text.substr(end_of_kind + 1));
+  } else if (!ended.empty()) {
     kind = "PeerLostError";
-    text.evidence = fmt::format("{} has ended; the backend says: {}", list_ranks(group, gone), message);
+    text.evidence =
+        fmt::format("{} has ended; the backend says: {}", group.ranks.at(ended.front()).describe(), message);
     text.hint = "look at the output of that rank: it ended first";
-  } else if (mentions(message, {"Timed out", "timed out", "timeout"})) {
+  } else if (timed_out) {
     kind = "TimeoutError";
     text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}",
                                 group.timeout.count() / 1000.0, whereabouts(group, call), message);
@@ -180,8 +204,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
         "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A "
         "slow "
         "but healthy job needs a longer InitOptions::timeout";
-  } else if (mentions(message,
-                      {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"})) {
+  } else if (closed) {
     kind = "PeerLostError";
     text.evidence = fmt::format("a peer closed its connection{}; the backend says: {}",
                                 whereabouts(group, call), message);
@@ -191,6 +214,8 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   }
   const std::string composed = base::compose(text);
   remember(group, kind, composed);
+  // Of an end or of silence every rank learns by itself. Anything else may be known here only.
+  if (kind == "Error") group.store->fail(kind + '\n' + composed);
   base::throw_kind(kind, composed);
 }
 

@@ -19,6 +19,10 @@ struct Call {
 // Throws the group's first error again, if it had one.
 void refuse_if_poisoned(ProcessGroup::Impl& group);
 
+// Whether a call under way on a foreign backend has no chance any more: a rank of the group has been gone for
+// a moment, in which what it had sent could have arrived, or another one has failed.
+bool is_hopeless(const ProcessGroup::Impl& group);
+
 // Leaves a word in the store that this rank has been waiting in `call` for a while, so that the others can
 // tell who is where if it ends in a timeout. Does not block.
 void report_waiting(ProcessGroup::Impl& group, const Call& call);

@@ -9,18 +9,33 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <lockstep/c10d.h>
 #include <lockstep/process_group.h>
 
+#include "base/aside.h"
+#include "comm/interrupter.h"
+#include "comm/key_store.h"
 #include "comm/machines.h"
 #include "comm/native.h"
 
 namespace lockstep {
 
+namespace comm {
+
+inline void destroy_aside(c10::intrusive_ptr<c10d_backend> backend) {
+  base::run_aside([backend = std::move(backend)]() mutable { backend.reset(); });
+}
+
+}  // namespace comm
+
 struct ProcessGroup::Impl {
   using Native = comm::Native;
+
+  ~Impl() {
+    if (store) store->forget(store_holders);
+    // Gloo's destructor waits for its calls, and some may wait for ranks that have ended.
+    if (poison && native == nullptr && c10d) comm::destroy_aside(std::move(c10d));
+  }
 
   std::string name;     // for messages: "the default group", "group 2 of ranks 0, 3"
   std::string backend;  // "shm", "gloo"; "single" in a world of one
@@ -32,13 +47,15 @@ struct ProcessGroup::Impl {
   // The rest is empty in a world of one.
   std::vector<comm::RankFacts> ranks;
   std::optional<comm::PeerWatch> watch;
-  c10::intrusive_ptr<c10d::Store> store;  // a PrefixStore of this group's own
+  comm::KeyStorePtr store;  // of this group's own
+  int store_holders = 0;    // how many ranks say that they have no more use for it
   // Made when it is first asked for in a world of one, which needs none.
   mutable c10::intrusive_ptr<c10d_backend> c10d;
   Native* native = nullptr;  // the same object, when it is one of ours
 
   std::atomic<uint64_t> calls{0};  // numbers the collectives; the same on all ranks
   int subgroups = 0;
+  comm::Interrupter messages;  // the sends and receives that are waited for
 
   // The first error, which every later call repeats.
   std::mutex poison_mutex;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/syscall.h>
@@ -19,7 +20,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr int kFactsVersion = 2;
-constexpr int kDeathGraceMs = 300;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -73,6 +73,19 @@ RankFacts decode_facts(const std::string& text) {
                      .hint = "start the same build of the program on every machine"}));
 }
 
+std::string describe_ranks(const std::vector<int>& sorted_ranks) {
+  std::string text;
+  for (size_t i = 0; i < sorted_ranks.size();) {
+    size_t last = i;
+    while (last + 1 < sorted_ranks.size() && sorted_ranks[last + 1] == sorted_ranks[last] + 1) ++last;
+    if (!text.empty()) text += ", ";
+    text += last - i >= 2 ? fmt::format("{}-{}", sorted_ranks[i], sorted_ranks[last])
+                          : std::to_string(sorted_ranks[i]);
+    i = last - i >= 2 ? last + 1 : i + 1;
+  }
+  return text;
+}
+
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks) {
   Placement placement{.local_rank = 0, .local_world_size = 0, .node_rank = 0, .num_nodes = 0};
   std::vector<std::string> machines;
@@ -97,15 +110,31 @@ PeerWatch::PeerWatch(int rank, const std::vector<RankFacts>& ranks) {
     }
     // -1 where the kernel is older than 5.3 or the process has ended already: then nothing is said of it.
     base::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, ranks[other].pid, 0)));
-    if (process) watched_.push_back({other, std::move(process)});
+    if (process) watched_.push_back({other, ranks[other].pid, std::move(process)});
   }
 }
 
-std::vector<int> PeerWatch::gone() const {
+std::vector<int> PeerWatch::stopped() const {
+  std::vector<int> ranks;
+  for (const auto& peer : watched_) {
+    std::ifstream file(fmt::format("/proc/{}/stat", peer.pid));
+    std::string line;
+    std::getline(file, line);
+    // The name before the state may hold anything, parentheses and blanks among it.
+    const auto name_end = line.rfind(") ");
+    if (name_end == std::string::npos || name_end + 2 >= line.size()) continue;
+    const char state = line[name_end + 2];
+    if (state == 'T' || state == 't') ranks.push_back(peer.rank);
+  }
+  return ranks;
+}
+
+std::vector<int> PeerWatch::gone(std::chrono::milliseconds moment) const {
   std::vector<pollfd> polled;
   for (const auto& peer : watched_) polled.push_back({peer.process.get(), POLLIN, 0});
   std::vector<int> ranks;
-  if (polled.empty() || ::poll(polled.data(), polled.size(), kDeathGraceMs) <= 0) return ranks;
+  if (polled.empty() || ::poll(polled.data(), polled.size(), static_cast<int>(moment.count())) <= 0)
+    return ranks;
   for (size_t i = 0; i < polled.size(); ++i) {
     if (polled[i].revents != 0) ranks.push_back(watched_[i].rank);
   }

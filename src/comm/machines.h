@@ -1,6 +1,7 @@
 // What the ranks know of each other's processes and machines.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ std::string encode_facts(const RankFacts& facts);
 // Throws MismatchError when the text is of another version or not ours at all.
 RankFacts decode_facts(const std::string& text);
 
+// "1, 4-6": for messages.
+std::string describe_ranks(const std::vector<int>& sorted_ranks);
+
 // Where a rank stands among the machines of a group.
 struct Placement {
   int local_rank = 0;
@@ -47,11 +51,14 @@ class PeerWatch {
 
   // The ranks of this machine that have ended, after giving a death that is just happening a moment to be
   // seen.
-  std::vector<int> gone() const;
+  std::vector<int> gone(std::chrono::milliseconds moment) const;
+  // Those that are alive and do not run: stopped by a signal or a debugger.
+  std::vector<int> stopped() const;
 
  private:
   struct Watched {
     int rank;
+    int pid;
     base::Fd process;
   };
   std::vector<Watched> watched_;

@@ -9,6 +9,7 @@
 
 #include "base/error_text.h"
 #include "base/host.h"
+#include "base/log.h"
 
 namespace lockstep::comm {
 
@@ -16,16 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
-
-std::optional<std::string> look(c10d::Store& store, const std::string& key) {
-  if (!store.check({key})) return std::nullopt;
-  const auto value = store.get(key);
-  return std::string(value.begin(), value.end());
-}
-
-// The store's own wait() cannot be given up in LibTorch 1.13: its late answer would be taken for that of the
-// next request. So ask again and again, with growing pauses. Returns whether `done` became true.
+// What is waited for is one of several things, so ask for each again and again, with growing pauses. Returns
+// whether `done` became true.
 bool poll_until(base::Deadline deadline, const std::function<bool()>& done) {
   auto pause = 1ms;
   for (;;) {
@@ -41,47 +34,35 @@ std::string said_key(int rank) { return fmt::format("said/{}", rank); }
 constexpr const char* kVerdictKey = "verdict";
 
 // Everybody who takes part is counted, when they come and when they give up.
-void enter(c10d::Store& store) { store.add("here", 1); }
+void enter(KeyStore& store) { store.add("here", 1); }
 
 // Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment
 // until all that are here have heard it.
-[[noreturn]] void give_up(c10d::Store& store, int rank, const std::string& kind, const std::string& message) {
-  if (!store.check({kVerdictKey})) store.set(kVerdictKey, bytes(kind + "\n" + message));
-  store.add("gave_up", 1);
-  if (rank == 0) {
-    poll_until(base::Deadline::in(2s), [&] { return store.add("gave_up", 0) >= store.add("here", 0); });
+[[noreturn]] void give_up(KeyStore& meeting, int rank, const std::string& kind, const std::string& message) {
+  try {
+    const auto deadline = base::Deadline::in(2s);
+    const auto store = meeting.until(deadline);  // the meeting's own time may be over
+    if (!store->check({kVerdictKey})) store->write(kVerdictKey, kind + "\n" + message);
+    store->add("gave_up", 1);
+    if (rank == 0) poll_until(deadline, [&] { return store->add("gave_up", 0) >= store->add("here", 0); });
+  } catch (const Error& error) {
+    base::log_debug("the others cannot be told: {}", error.what());
   }
   base::throw_kind(kind, message);
 }
 
-void hear_verdict(c10d::Store& store) {
-  const auto verdict = look(store, kVerdictKey);
+void hear_verdict(KeyStore& store) {
+  const auto verdict = store.look(kVerdictKey);
   if (!verdict) return;
   const auto end = verdict->find('\n');
   base::throw_kind(verdict->substr(0, end), verdict->substr(end + 1));
 }
 
-// Runs one rank's part of a meeting. What goes wrong in the store itself means that its host is gone.
-template <class Part>
-auto take_part(int rank, int world_size, Part&& part) {
-  try {
-    return part();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw PeerLostError(
-        base::compose({.what = "the store where the ranks meet is gone",
-                       .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
-                       .evidence = error.what(),
-                       .hint = "look at the output of rank 0, which hosts it"}));
-  }
-}
-
-void claim(c10d::Store& store, const RankFacts& mine) {
+void claim(KeyStore& store, const RankFacts& mine) {
   if (store.add(claim_key(mine.rank), 1) == 1) return;
   std::string first = "another process";
   poll_until(base::Deadline::in(2s), [&] {
-    const auto text = look(store, said_key(mine.rank));
+    const auto text = store.look(said_key(mine.rank));
     if (text) first = decode_facts(*text).describe();
     return text.has_value();
   });
@@ -112,12 +93,20 @@ void check_backends(const RankFacts& mine, const RankFacts& other) {
                      .hint = "give every process the same InitOptions::backend"}));
 }
 
-std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, base::Deadline deadline,
+[[noreturn]] void throw_lost(int rank, int world_size, int other) {
+  throw PeerLostError(
+      base::compose({.what = fmt::format("rank {} has ended while the ranks met", other),
+                     .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
+                     .evidence = fmt::format("missing: rank {}", other),
+                     .hint = "look at the output of that rank: it ended first"}));
+}
+
+std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base::Deadline deadline,
                                  const Heard& heard) {
   std::vector<std::optional<std::string>> seen(world_size);
   const auto look_for = [&](int other) {
     if (seen[other]) return true;
-    seen[other] = look(store, said_key(other));
+    seen[other] = store.look(said_key(other));
     if (seen[other] && heard) heard(other, *seen[other]);
     return seen[other].has_value();
   };
@@ -125,9 +114,15 @@ std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, b
   try {
     int next = 0;
     const bool complete = poll_until(deadline, [&] {
-      hear_verdict(store);
+      // Asked for first: what a rank says before it ends is still there afterwards.
+      const auto lost = store.ended(store::Ending::Lost);
       while (next < world_size && look_for(next)) ++next;
-      return next == world_size;
+      if (next == world_size) return true;
+      hear_verdict(store);
+      for (const auto& ended : lost) {
+        if (!look_for(ended.rank)) throw_lost(rank, world_size, ended.rank);
+      }
+      return false;
     });
     for (int other = 0; other < world_size && !complete; ++other) {
       if (!look_for(other)) missing.push_back(other);
@@ -151,49 +146,38 @@ std::vector<std::string> collect(c10d::Store& store, int rank, int world_size, b
 
 }  // namespace
 
-std::string describe_ranks(const std::vector<int>& sorted_ranks) {
-  std::string text;
-  for (size_t i = 0; i < sorted_ranks.size();) {
-    size_t last = i;
-    while (last + 1 < sorted_ranks.size() && sorted_ranks[last + 1] == sorted_ranks[last] + 1) ++last;
-    if (!text.empty()) text += ", ";
-    text += last - i >= 2 ? fmt::format("{}-{}", sorted_ranks[i], sorted_ranks[last])
-                          : std::to_string(sorted_ranks[i]);
-    i = last - i >= 2 ? last + 1 : i + 1;
-  }
-  return text;
-}
-
-std::vector<std::string> exchange(c10d::Store& store, int rank, int world_size, const std::string& said,
+std::vector<std::string> exchange(KeyStore& store, int rank, int world_size, const std::string& said,
                                   base::Deadline deadline, const Heard& heard) {
-  return take_part(rank, world_size, [&] {
-    enter(store);
-    store.set(said_key(rank), bytes(said));
-    return collect(store, rank, world_size, deadline, heard);
-  });
+  const auto meeting = store.until(deadline);
+  enter(*meeting);
+  meeting->write(said_key(rank), said);
+  return collect(*meeting, rank, world_size, deadline, heard);
 }
 
-std::vector<RankFacts> meet(c10d::Store& store, const RankFacts& mine, base::Deadline deadline) {
-  const auto said = take_part(mine.rank, mine.world_size, [&] {
-    enter(store);
-    claim(store, mine);
-    store.set(said_key(mine.rank), bytes(encode_facts(mine)));
-    return collect(store, mine.rank, mine.world_size, deadline, [&](int, const std::string& text) {
-      const auto other = decode_facts(text);
-      check_world(mine, other);
-      check_backends(mine, other);
-    });
-  });
+std::vector<RankFacts> meet(KeyStore& store, const RankFacts& mine, base::Deadline deadline) {
+  const auto meeting = store.until(deadline);
+  enter(*meeting);
+  claim(*meeting, mine);
+  meeting->write(said_key(mine.rank), encode_facts(mine));
+  const auto check = [&](int, const std::string& text) {
+    const auto other = decode_facts(text);
+    check_world(mine, other);
+    check_backends(mine, other);
+  };
+  const auto said = collect(*meeting, mine.rank, mine.world_size, deadline, check);
   std::vector<RankFacts> ranks;
   for (const auto& text : said) ranks.push_back(decode_facts(text));
   return ranks;
 }
 
-void leave(c10d::Store& store, int rank, int world_size, base::Deadline deadline) {
-  take_part(rank, world_size, [&] {
-    const auto left = store.add("left", 1);
-    if (rank == 0 && left < world_size)
-      poll_until(deadline, [&] { return store.add("left", 0) >= world_size; });
+void leave(KeyStore& store, int rank, int world_size, base::Deadline deadline) {
+  const auto meeting = store.until(deadline);
+  const auto left = meeting->add("left", 1);
+  if (rank != 0 || left == world_size) return;
+  // A rank that is lost will not come, and needs nothing.
+  poll_until(deadline, [&] {
+    const auto lost = static_cast<int64_t>(meeting->ended(store::Ending::Lost).size());
+    return meeting->add("left", 0) + lost >= world_size;
   });
 }
 

@@ -4,23 +4,30 @@
 #include <fmt/format.h>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <lockstep/error.h>
 
+#include "base/aside.h"
 #include "base/env.h"
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "base/net.h"
+#include "base/token.h"
+#include "comm/foreign_store.h"
 #include "compat/tcp_store.h"
+#include "store/client.h"
+#include "store/server.h"
 
 namespace lockstep::comm {
 
 namespace {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using namespace std::chrono_literals;
 
 [[noreturn]] void bad_method(const std::string& init_method, const std::string& why) {
   throw UsageError(base::compose({.what = fmt::format("init_method \"{}\" is not usable", init_method),
@@ -32,7 +39,48 @@ std::string where(const Identity& identity) {
   return fmt::format("rank {}/{}, host {}", identity.rank, identity.world_size, base::host_name());
 }
 
-StorePtr open_file(const MeetingPoint& point, const Identity& identity) {
+// What a process has opened. Never closed: a group may be made again after destroy_process_group(), and rank
+// 0's peers may still be asking while it is done itself.
+struct Opened {
+  std::unique_ptr<store::Server> server;  // on rank 0
+  KeyStorePtr keys;
+};
+
+std::string first_line(const std::string& message) { return message.substr(0, message.find("\nhint:")); }
+
+// The store at `address`, once rank 0 has opened it.
+KeyStorePtr join(const store::Address& address, const base::Token& token, const MeetingPoint& point,
+                 const Identity& identity, base::Deadline deadline) {
+  try {
+    return c10::make_intrusive<KeyStore>(
+        std::make_shared<store::Client>(address, token, identity.rank, deadline), "lockstep",
+        deadline.budget());
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(base::compose(
+        {.what = "the job's meeting point does not answer",
+         .where = fmt::format("{}, {}", where(identity), point.describe()),
+         .evidence = first_line(error.what()),
+         .hint = "check that rank 0 was started and is alive, that MASTER_ADDR and MASTER_PORT are right, "
+                 "and that no firewall stands between"}));
+  }
+}
+
+Opened open_at_port(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
+  const auto token = base::Token::from_environment();
+  auto address = point.one_machine ? store::Address::on_this_machine(point.port)
+                                   : store::Address::anywhere(point.host, point.port);
+  Opened opened;
+  if (identity.rank == 0) {
+    std::vector<base::Fd> listeners;
+    listeners.push_back(store::listen_at(address));
+    opened.server = std::make_unique<store::Server>(std::move(listeners), token);
+    if (!point.one_machine) address.host = "127.0.0.1";
+  }
+  opened.keys = join(address, token, point, identity, deadline);
+  return opened;
+}
+
+c10::intrusive_ptr<c10d::Store> open_file(const MeetingPoint& point, const Identity& identity) {
   const std::filesystem::path path(point.path);
   std::error_code ignored;
   if (!path.has_filename() || std::filesystem::is_directory(path, ignored) ||
@@ -45,25 +93,100 @@ StorePtr open_file(const MeetingPoint& point, const Identity& identity) {
   return c10::make_intrusive<c10d::FileStore>(point.path, identity.world_size);
 }
 
-StorePtr open_tcp(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
-  if (identity.rank == 0 && !point.agent_hosts_store) {
-    const auto reach = point.one_machine ? base::Reach::ThisMachine : base::Reach::Everyone;
-    return compat::host_tcp_store(base::listen_on(reach, point.port), deadline.budget());
-  }
-  try {
-    // c10d's own client warns on stderr at each attempt while rank 0 is still on its way. So wait here until
-    // somebody answers, and only then let it connect.
+// A store of LibTorch's at which the ranks learn where rank 0 has opened ours.
+std::shared_ptr<ForeignStore> open_notice_board(const MeetingPoint& point, const Identity& identity,
+                                                base::Deadline deadline) {
+  auto opening = base::run_aside([point, identity, deadline]() -> c10::intrusive_ptr<c10d::Store> {
+    if (!point.path.empty()) return open_file(point, identity);
+    // c10d's own client warns on stderr at each attempt. So wait here until somebody answers.
     base::connect_to(point.host, point.port, deadline);
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(base::compose(
-        {.what = "the job's meeting point does not answer",
-         .where = fmt::format("{}, {}", where(identity), point.describe()),
-         .evidence = std::string(error.what()).substr(0, std::string(error.what()).find("\nhint:")),
-         .hint = "check that rank 0 was started and is alive, that MASTER_ADDR and MASTER_PORT are right, "
-                 "and that no "
-                 "firewall stands between"}));
+    return compat::join_tcp_store(point.host, point.port, deadline.budget());
+  });
+  if (opening.wait_for(deadline.remaining() + 100ms) != std::future_status::ready) {
+    throw TimeoutError(base::compose({.what = "the job's meeting point does not answer",
+                                      .where = fmt::format("{}, {}", where(identity), point.describe()),
+                                      .hint = "look at the launcher's agent, which hosts it"}));
   }
-  return compat::join_tcp_store(point.host, point.port, deadline.budget());
+  return std::make_shared<ForeignStore>(opening.get(), identity.rank);
+}
+
+// What rank 0 writes there.
+struct Notice {
+  std::string machine;  // on which the Unix socket can be reached
+  store::Address nearby, afar;
+  std::string token;
+
+  std::string encode() const {
+    return nlohmann::json{{"machine", machine},
+                          {"name", nearby.name},
+                          {"host", afar.host},
+                          {"port", afar.port},
+                          {"token", token}}
+        .dump();
+  }
+  static Notice decode(const std::string& text) {
+    try {
+      const auto json = nlohmann::json::parse(text);
+      Notice notice{.machine = json.at("machine"), .token = json.at("token")};
+      notice.nearby.name = json.at("name");
+      notice.afar = store::Address::anywhere(json.at("host"), json.at("port"));
+      return notice;
+    } catch (const nlohmann::json::exception& error) {
+      throw MismatchError(base::compose({.what = "the ranks do not speak the same version of lockstep",
+                                         .evidence = error.what(),
+                                         .hint = "start the same build of the program on every machine"}));
+    }
+  }
+};
+
+// Where other machines reach rank 0, which is where torchrun's agent is; empty when nothing says it.
+std::string address_of_rank_0(const MeetingPoint& point) {
+  if (!point.host.empty()) return point.one_machine ? "" : point.host;
+  const auto interface = base::env_string("GLOO_SOCKET_IFNAME");
+  return interface ? base::address_of_interface(*interface) : "";
+}
+
+Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
+  const auto board = open_notice_board(point, identity, deadline);
+  const auto key = [&](const std::string& name) {
+    return fmt::format("lockstep/{}{}/{}", identity.job, identity.attempt, name);
+  };
+  if (board->add(key(fmt::format("claim/{}", identity.rank)), 1, deadline) != 1) {
+    throw MismatchError(
+        base::compose({.what = fmt::format("two processes say that they are rank {} of {}", identity.rank,
+                                           identity.world_size),
+                       .where = point.describe(),
+                       .evidence = fmt::format("another one came before this (pid {})", ::getpid()),
+                       .hint = "give each process its own RANK; the file of a file:// meeting point must be "
+                               "new for each job"}));
+  }
+  Opened opened;
+  Notice notice;
+  if (identity.rank == 0) {
+    notice.machine = base::machine_identity();
+    notice.token = base::Token::random().text();
+    notice.nearby.name = "lockstep/" + base::make_nonce();
+    std::vector<base::Fd> listeners;
+    listeners.push_back(store::listen_at(notice.nearby));
+    if (const auto host = address_of_rank_0(point); !host.empty()) {
+      listeners.push_back(base::listen_on(base::Reach::Everyone, 0));
+      notice.afar = store::Address::anywhere(host, base::local_port(listeners.back()));
+    }
+    opened.server = std::make_unique<store::Server>(std::move(listeners), base::Token(notice.token));
+    board->set(key("store"), notice.encode(), deadline);
+  } else {
+    notice = Notice::decode(board->get({key("store")}, deadline, {}).front());
+  }
+  const bool near = notice.machine == base::machine_identity();
+  if (!near && notice.afar.host.empty()) {
+    throw UsageError(base::compose(
+        {.what = "the ranks are on several machines, and nothing says how they reach each other",
+         .where = fmt::format("{}, {}", where(identity), point.describe()),
+         .hint = "use tcp://host:port, or name the network interface in GLOO_SOCKET_IFNAME"}));
+  }
+  opened.keys =
+      join(near ? notice.nearby : notice.afar, base::Token(notice.token), point, identity, deadline);
+  return opened;
 }
 
 }  // namespace
@@ -104,18 +227,17 @@ MeetingPoint meeting_point(const std::string& init_method, const Identity& ident
   return point;
 }
 
-StorePtr open_store(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
-  // Never closed: a group may be made again after destroy_process_group(), and rank 0's peers may still be
-  // asking while it is done itself.
-  static auto* const opened = new std::map<std::string, StorePtr>;
+KeyStorePtr open_store(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
+  static auto* const all = new std::map<std::string, Opened>;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  auto& store = (*opened)[fmt::format("{} as {}/{}", point.describe(), identity.rank, identity.world_size)];
-  if (!store) {
-    store = point.path.empty() ? open_tcp(point, identity, deadline) : open_file(point, identity);
+  auto& opened = (*all)[fmt::format("{} as {}/{}", point.describe(), identity.rank, identity.world_size)];
+  if (!opened.keys) {
+    const bool direct = point.path.empty() && !point.agent_hosts_store;
+    opened = direct ? open_at_port(point, identity, deadline) : open_by_notice(point, identity, deadline);
     base::log_debug("{} is open", point.describe());
   }
-  return store;
+  return opened.keys;
 }
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// c10d's TCPStore on a socket of our choice.
+// c10d's TCPStore, which torchrun's agent hosts for its workers.
 #pragma once
 
 #include <chrono>
@@ -8,14 +8,9 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "base/fd.h"
-
 namespace lockstep::compat {
 
-// The store lives in this process and answers on `listener`, a listening socket, and nowhere else.
-c10::intrusive_ptr<c10d::Store> host_tcp_store(base::Fd listener, std::chrono::milliseconds timeout);
-
-// A store that another process hosts; it must be reachable already.
+// It must be reachable already. May block when its host does not answer.
 c10::intrusive_ptr<c10d::Store> join_tcp_store(const std::string& host, uint16_t port,
                                                std::chrono::milliseconds timeout);
 

@@ -6,6 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/error_text.h"
+#include "comm/foreign_store.h"
 #include "comm/group.h"
 #include "comm/rendezvous.h"
 #include "shm/backend.h"
@@ -48,12 +49,15 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->native = dynamic_cast<comm::Native*>(backend.get());
   // What a name stands for here: how the gaps of a backend are filled, and what subgroups are made of.
   impl->backend = impl->native != nullptr ? "shm" : "gloo";
-  impl->ranks = comm::meet(*store, comm::facts_of_this_process(impl->rank, impl->world_size), deadline);
+  const auto keys = c10::make_intrusive<comm::KeyStore>(
+      std::make_shared<comm::ForeignStore>(std::move(store), impl->rank), "lockstep", timeout);
+  impl->ranks = comm::meet(*keys, comm::facts_of_this_process(impl->rank, impl->world_size), deadline);
   impl->placement = comm::placement_of(impl->rank, impl->ranks);
   impl->watch.emplace(impl->rank, impl->ranks);
-  impl->store = store;
+  impl->store = keys;
+  impl->store_holders = impl->world_size;
   impl->c10d = std::move(backend);
-  comm::leave(*store, impl->rank, impl->world_size, deadline);
+  comm::leave(*keys, impl->rank, impl->world_size, deadline);
   return std::make_shared<ProcessGroup>(std::move(impl));
 }
 

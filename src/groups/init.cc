@@ -4,8 +4,6 @@
 #include <map>
 #include <mutex>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 #include <lockstep/process_group.h>
 
 #include "base/env.h"
@@ -95,9 +93,8 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto deadline = base::Deadline::in(options.timeout);
   const auto point = meeting_point(options.init_method, identity);
   const auto root = open_store(point, identity, deadline);
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("lockstep/{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++),
-      root);
+  const auto store =
+      root->under(fmt::format("{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++));
   auto mine = facts_of_this_process(identity.rank, identity.world_size);
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
   mine.backend = options.backend;
@@ -106,7 +103,7 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto backend = choose_backend(options.backend, ranks);
   tune_process(identity.rank, ranks);
   auto group = make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks),
-                          store, deadline);
+                          {store, identity.world_size}, deadline);
   leave(*store, identity.rank, identity.world_size, deadline);
   return group;
 }

@@ -5,10 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/error.h>
 
+#include "base/aside.h"
 #include "base/env.h"
 #include "base/error_text.h"
 #include "base/log.h"
@@ -23,6 +23,9 @@ namespace lockstep::groups {
 namespace {
 
 using namespace comm;
+using namespace std::chrono_literals;
+
+constexpr auto kBetweenLooks = 20ms;
 
 // The address at which the other ranks reach this one.
 std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
@@ -50,14 +53,15 @@ std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
   return std::make_shared<ProcessGroup>(std::move(impl));
 }
 
-c10::intrusive_ptr<c10d::Store> c10d_store(const ProcessGroup::Impl& group) {
-  return c10::make_intrusive<c10d::PrefixStore>("c10d", group.store);
+// Where a backend's ranks connect.
+KeyStorePtr backend_store(const ProcessGroup::Impl& group, base::Deadline deadline) {
+  return group.store->under("c10d")->until(deadline);
 }
 
-void connect_shm(ProcessGroup::Impl& group) {
+void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
   try {
-    auto endpoint = std::make_shared<shm::Endpoint>(c10d_store(group), group.rank, group.world_size,
-                                                    group.timeout, group.name);
+    auto endpoint = std::make_shared<shm::Endpoint>(backend_store(group, deadline), group.rank,
+                                                    group.world_size, group.timeout, group.name);
     endpoint->connect();
     auto backend = c10::make_intrusive<shm::Backend>(std::move(endpoint));
     group.native = backend.get();
@@ -67,13 +71,23 @@ void connect_shm(ProcessGroup::Impl& group) {
   }
 }
 
-void connect_gloo(ProcessGroup::Impl& group) {
+void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
   const auto address = own_address(group.rank, group.ranks);
   try {
-    group.c10d = compat::make_gloo(c10d_store(group), group.rank, group.world_size, group.timeout, address);
-    // Gloo takes a peer for connected when the kernel does. A rank that left now would close connections that
-    // a slower peer has not looked at yet, and fail it.
-    group.c10d->barrier()->wait();
+    // Gloo connects to one peer after the other, and has a timeout for each.
+    auto connecting = base::run_aside([store = backend_store(group, deadline), rank = group.rank,
+                                       world_size = group.world_size, timeout = group.timeout, address] {
+      auto gloo = compat::make_gloo(store, rank, world_size, timeout, address);
+      // Gloo takes a peer for connected when the kernel does. A rank that left now would close connections
+      // that a slower peer has not looked at yet, and fail it.
+      gloo->barrier()->wait();
+      return gloo;
+    });
+    while (connecting.wait_for(kBetweenLooks) != std::future_status::ready) {
+      if (deadline.expired()) throw std::runtime_error("timed out");
+      if (is_hopeless(group)) throw std::runtime_error("connecting was given up");
+    }
+    group.c10d = connecting.get();
   } catch (...) {
     throw_failure(group, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
   }
@@ -96,7 +110,7 @@ std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<i
 }
 
 // All ranks of the parent come with the same list, or none gets a group.
-void agree_on_members(ProcessGroup::Impl& parent, c10d::Store& store, const std::vector<int>& members,
+void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::vector<int>& members,
                       base::Deadline deadline) {
   const std::string mine = fmt::format("{}", fmt::join(members, ", "));
   exchange(store, parent.rank, parent.world_size, mine, deadline, [&](int rank, const std::string& theirs) {
@@ -171,7 +185,7 @@ std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeou
 
 std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
                                          std::vector<RankFacts> ranks, const Placement& placement,
-                                         c10::intrusive_ptr<c10d::Store> store, base::Deadline deadline) {
+                                         OwnStore store, base::Deadline deadline) {
   auto impl = std::make_shared<ProcessGroup::Impl>();
   impl->name = std::move(name);
   impl->backend = backend;
@@ -181,11 +195,12 @@ std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& ba
   impl->timeout = deadline.budget();
   impl->ranks = std::move(ranks);
   impl->watch.emplace(rank, impl->ranks);
-  impl->store = std::move(store);
+  impl->store = std::move(store.keys);
+  impl->store_holders = store.holders;
   if (backend == "shm") {
-    connect_shm(*impl);
+    connect_shm(*impl, deadline);
   } else {
-    connect_gloo(*impl);
+    connect_gloo(*impl, deadline);
   }
   base::log_debug("{}: rank {} of {}, backend {}", impl->name, rank, impl->world_size, backend);
   return wrap(std::move(impl));
@@ -198,22 +213,24 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 
   const auto deadline = base::Deadline::in(parent.timeout);
   const int number = parent.subgroups++;
-  auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("group{}", number), parent.store);
+  const auto store = parent.store->under(fmt::format("group{}", number));
   agree_on_members(parent, *store, members, deadline);
 
   std::shared_ptr<ProcessGroup> group;
   const auto mine = std::find(members.begin(), members.end(), parent.rank);
-  if (mine != members.end() && members.size() == 1) {
-    group = make_world_of_one(parent.timeout);
-  } else if (mine != members.end()) {
+  if (mine != members.end() && members.size() > 1) {
     std::vector<RankFacts> facts;
     for (const int member : members) facts.push_back(parent.ranks.at(member));
     const int rank = static_cast<int>(mine - members.begin());
-    group =
-        make_group(fmt::format("group {} of ranks {} of {}", number, describe_ranks(members), parent.name),
-                   parent.backend, rank, facts, placement_of(rank, facts), store, deadline);
+    group = make_group(
+        fmt::format("group {} of ranks {} of {}", number, describe_ranks(members), parent.name),
+        parent.backend, rank, facts, placement_of(rank, facts),
+        {parent.store->under(fmt::format("group{}", number), members), parent.world_size}, deadline);
+  } else if (mine != members.end()) {
+    group = make_world_of_one(parent.timeout);
   }
   leave(*store, parent.rank, parent.world_size, deadline);
+  if (!group || group->world_size() == 1) store->forget(parent.world_size);
   return group;
 }
 

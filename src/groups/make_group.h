@@ -20,10 +20,16 @@ std::string choose_backend(const std::string& wanted, const std::vector<comm::Ra
 
 std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout);
 
+// A group's part of the store, and how many ranks must have no more use for it before it is erased.
+struct OwnStore {
+  comm::KeyStorePtr keys;
+  int holders;
+};
+
 // Collective over the ranks that have met in `store`. "auto" is not a backend here.
 std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
                                          std::vector<comm::RankFacts> ranks, const comm::Placement& placement,
-                                         c10::intrusive_ptr<c10d::Store> store, base::Deadline deadline);
+                                         OwnStore store, base::Deadline deadline);
 
 // Collective over `parent`; null on the ranks that are not members.
 std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks);

@@ -78,7 +78,14 @@ class Client::Connection : public ClosedAfterFork {
     Writer message;
     message.number(id).number(static_cast<int64_t>(ask));
     arguments(message);
-    send(message.frame(), deadline);
+    const auto frame = message.frame();
+    if (frame.size() > kMostFrameBytes) {
+      throw UsageError(base::compose({.what = "the store keeps no values of this size",
+                                      .where = where_,
+                                      .evidence = fmt::format("{} bytes, at most {}", frame.size(), kMostFrameBytes),
+                                      .hint = "send large data with the group's collectives"}));
+    }
+    send(frame, deadline);
     const auto answer = wait_for(id, deadline, give_up);
     Reader reader(answer);
     try {
@@ -277,7 +284,7 @@ class Client::Connection : public ClosedAfterFork {
     {
       const std::lock_guard lock(mutex_);
       if (what == News::Failed) {
-        failures_.try_emplace(topic, Failure{rank, message.text()});
+        failures_.try_emplace(topic, Failure{rank, message.text(), Deadline::Clock::now()});
       } else {
         ended_.try_emplace(rank,
                            Ended{what == News::Left ? Ending::Left : Ending::Lost, Deadline::Clock::now()});

@@ -27,6 +27,7 @@ struct Ended {
 struct Failure {
   int rank = 0;
   std::string text;
+  base::Deadline::Clock::time_point since;  // when this process learned of it
 };
 
 class KeyValues {

@@ -1,9 +1,14 @@
 // A rank dies or falls silent: the others must learn who it was, soon, and keep saying so.
+#include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <thread>
 
 #include <ATen/ATen.h>
 
+#include "base/deadline.h"
+#include "comm/environment.h"
+#include "comm/store.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::testing {
@@ -71,8 +76,8 @@ TEST_P(PeerLoss, AKilledRankIsNamedByItsPeers) {
 
 TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
   const auto outcomes = train_into(Fault::stop_at(victim(), 3), 3, 2s, backend());
-  std::string everything;
   EXPECT_TRUE(outcomes[victim()].hung);
+  std::string everything;
   for (const auto& outcome : outcomes) {
     if (outcome.rank == victim()) continue;
     EXPECT_FALSE(outcome.hung) << outcome.describe();
@@ -82,11 +87,7 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("all_reduce"), HasSubstr("hint:")));
     everything += outcome.output;
   }
-  // With Gloo it is the store that knows who is where, and rank 0 hosts it.
-  const bool only_the_store_knows = backend() == "gloo";
-  EXPECT_THAT(everything, HasSubstr(!only_the_store_knows ? victims_name()
-                                    : victim() == 0       ? "the store on rank 0 does not answer"
-                                                    : "not waiting in any collective: " + victims_name()));
+  EXPECT_THAT(everything, HasSubstr(backend() == "gloo" ? "stopped: " + victims_name() : victims_name()));
 }
 
 INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss,
@@ -123,10 +124,9 @@ INSTANTIATE_TEST_SUITE_P(Backends, OtherGroups, ::testing::Values("gloo", "shm")
 // Of Gloo alone.
 TEST(PeerLossInDetail, ATimeoutSaysWhoIsNotThere) {
   const auto outcomes = train_into(Fault::stop_at(1, 3), 2, 2s, "gloo");
-  EXPECT_THAT(outcomes[0].output,
-              AllOf(HasSubstr("TimeoutError: all_reduce of 1000 Float, Sum failed"),
-                    HasSubstr("no answer within 2.0 s"),
-                    HasSubstr("not waiting in any collective: rank 1 (pid"), HasSubstr("hint:")))
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("TimeoutError: all_reduce of 1000 Float, Sum failed"),
+                                        HasSubstr("no answer within 2.0 s"),
+                                        HasSubstr("stopped: rank 1 (pid"), HasSubstr("hint:")))
       << outcomes[0].describe();
 }
 
@@ -154,6 +154,114 @@ TEST(PeerLossInDetail, ADeadPeerBeforeConnecting) {
   });
   EXPECT_EQ(outcomes[0].exit_status, 1) << outcomes[0].describe();
   EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("Error: "), HasSubstr("missing: rank 1")));
+}
+
+// Gloo waits for the rank it talks to, and does not see that a third one has ended.
+TEST(PeerLossInDetail, AWaitForALivingRankEndsWhenAThirdOneDies) {
+  for (const bool message : {false, true}) {
+    const auto outcomes =
+        start_ranks(3,
+                    [=](int rank) {
+                      const auto group = init_process_group({.backend = "gloo", .timeout = 50s});
+                      const auto large = at::ones({1 << 22});
+                      if (rank == 2) ::raise(SIGKILL);
+                      if (rank == 1) ::raise(SIGSTOP);
+                      // Rank 0 only sends to rank 1 here, which is alive and takes nothing.
+                      message ? group->send(large, 1) : static_cast<void>(group->gather(large, 1));
+                    },
+                    {.deadline = 30s});
+    EXPECT_FALSE(outcomes[0].hung) << outcomes[0].describe();
+    EXPECT_THAT(outcomes[0].output,
+                AllOf(HasSubstr("PeerLostError: "), HasSubstr("rank 2 (pid"), HasSubstr("has ended")))
+        << outcomes[0].describe();
+  }
+}
+
+// What a rank does in good order at its end is no loss, however long the others go on.
+TEST(PeerLossInDetail, ARankThatHasFinishedIsNotLost) {
+  expect_success(start_ranks(3, [](int rank) {
+    const auto group = init_process_group({.backend = "gloo", .timeout = 20s});
+    auto tensor = at::ones({10});
+    group->reduce(tensor, 0);  // rank 1 has nothing more to do, and ends
+    if (rank == 1) return;
+    if (rank == 2) std::this_thread::sleep_for(1500ms);
+    auto pair = at::ones({10});
+    rank == 2 ? group->send(pair, 0) : group->recv(pair, 2);
+  }));
+}
+
+// Rank 0 hosts the store.
+class RankZero : public ::testing::TestWithParam<std::tuple<std::string, int, int>> {};
+
+TEST_P(RankZero, MayStopOrDieAtAnyPointOfInit) {
+  const auto [backend, signal, delay_ms] = GetParam();
+  const auto outcomes = start_ranks(3,
+                                    [=](int rank) {
+                                      std::thread([=] {
+                                        std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+                                        if (rank == 0) ::kill(::getpid(), signal);
+                                      }).detach();
+                                      const auto group =
+                                          init_process_group({.backend = backend, .timeout = 2s});
+                                      // It was quicker than the signal.
+                                      group->new_group({0, 1, 2});
+                                      group->barrier();
+                                      std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+                                      group->barrier();
+                                    },
+                                    {.deadline = 20s});
+  for (const int rank : {1, 2}) {
+    EXPECT_FALSE(outcomes[rank].hung) << outcomes[rank].describe();
+    EXPECT_EQ(outcomes[rank].exit_status, 1) << outcomes[rank].describe();
+    EXPECT_THAT(outcomes[rank].output,
+                AllOf(AnyOf(HasSubstr("PeerLostError: "), HasSubstr("TimeoutError: ")), HasSubstr("rank 0")))
+        << outcomes[rank].describe();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Init, RankZero,
+                         ::testing::Combine(::testing::Values("gloo", "shm"),
+                                            ::testing::Values(SIGSTOP, SIGKILL),
+                                            ::testing::Values(0, 10, 30, 100)),
+                         [](const auto& param) {
+                           return std::get<0>(param.param) +
+                                  (std::get<1>(param.param) == SIGKILL ? "_Killed" : "_Stopped") +
+                                  std::to_string(std::get<2>(param.param));
+                         });
+
+// The store's memory is rank 0's.
+TEST(PeerLossInDetail, AGroupThatIsGoneLeavesNothingInTheStore) {
+  run_ranks(3, "gloo", [](ProcessGroup& group) {
+    const auto identity = comm::identify(comm::NeedMaster::Yes);
+    const auto store =
+        comm::open_store(comm::meeting_point("env://", identity), identity, base::Deadline::in(20s));
+    const auto make_and_drop = [&] {
+      group.new_group({0, 2});
+      group.new_group({0, 1, 2});
+      group.new_group({1});
+      group.barrier();
+    };
+    make_and_drop();
+    group.barrier();
+    // The words of the others may be on their way.
+    const auto settled = [&] {
+      auto count = store->getNumKeys();
+      for (const auto deadline = base::Deadline::in(10s); !deadline.expired() && count > 30;
+           count = store->getNumKeys()) {
+        std::this_thread::sleep_for(1ms);
+      }
+      return count;
+    };
+    const auto before = settled();
+    for (int i = 0; i < 20; ++i) make_and_drop();
+    group.barrier();
+    for (const auto deadline = base::Deadline::in(10s);
+         store->getNumKeys() > before && !deadline.expired();) {
+      std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_LE(store->getNumKeys(), before);
+    group.barrier();
+  });
 }
 
 }  // namespace

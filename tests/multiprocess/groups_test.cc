@@ -9,10 +9,10 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/c10d.h>
 
+#include "comm/foreign_store.h"
 #include "comm/rendezvous.h"
 #include "groups/make_group.h"
 #include "support/message_of.h"
@@ -233,30 +233,34 @@ TEST(GroupsOnGloo, ThreadsOfTheBackendTakeNoSigpipe) {
 }
 
 // Takes its time to look up where its peers are.
-class SlowStore : public c10d::PrefixStore {
+class SlowFile : public c10d::FileStore {
  public:
-  using c10d::PrefixStore::PrefixStore;
+  SlowFile(const std::string& path, bool slow) : c10d::FileStore(path, 3), slow_(slow) {}
   std::vector<uint8_t> get(const std::string& key) override {
-    std::this_thread::sleep_for(200ms);
-    return c10d::PrefixStore::get(key);
+    if (slow_ && key.find("c10d") != std::string::npos) std::this_thread::sleep_for(200ms);
+    return c10d::FileStore::get(key);
   }
+
+ private:
+  bool slow_;
 };
 
 // Gloo takes a peer for connected as soon as the kernel does.
 TEST_P(Groups, NobodyIsLeftAloneWhileItConnects) {
   const ScratchFolder folder;
   const auto path = (folder / "store").string();
-  expect_success(start_ranks(
-      3,
-      [&](int rank) {
-        const auto deadline = base::Deadline::in(20s);
-        const auto file = c10::make_intrusive<c10d::FileStore>(path, 3);
-        const auto ranks = comm::meet(*file, comm::facts_of_this_process(rank, 3), deadline);
-        auto store = c10::make_intrusive<c10d::PrefixStore>("group", file);
-        if (rank == 2) store = c10::make_intrusive<SlowStore>("group", file);
-        groups::make_group("test", backend(), rank, ranks, comm::placement_of(rank, ranks), store, deadline);
-      },
-      {}));
+  expect_success(
+      start_ranks(3,
+                  [&](int rank) {
+                    const auto deadline = base::Deadline::in(20s);
+                    const auto file = c10::make_intrusive<SlowFile>(path, rank == 2);
+                    const auto store = c10::make_intrusive<comm::KeyStore>(
+                        std::make_shared<comm::ForeignStore>(file, rank), "test", deadline.budget());
+                    const auto ranks = comm::meet(*store, comm::facts_of_this_process(rank, 3), deadline);
+                    groups::make_group("test", backend(), rank, ranks, comm::placement_of(rank, ranks),
+                                       {store, 3}, deadline);
+                  },
+                  {}));
 }
 
 // An event thread that takes the CPU from the thread it waits for makes a message ten times as slow

@@ -11,6 +11,7 @@
 
 #include "base/net.h"
 #include "base/port.h"
+#include "store/address.h"
 #include "support/run_ranks.h"
 #include "support/scratch_folder.h"
 
@@ -19,7 +20,12 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using namespace std::chrono_literals;
+
+// Leads to this machine, but not as one of the names that make a job one of one machine.
+constexpr const char* kThisMachineByTcp = "0.0.0.0";
 
 // Joins with a short timeout and adds up a tensor: a job in small.
 void join_and_sum(const InitOptions& options) {
@@ -56,9 +62,15 @@ std::vector<std::string> listening_addresses() {
 TEST(Init, AJobOnOneMachineListensOnLoopbackOnly) {
   run_ranks(2, "gloo", [](ProcessGroup& group) {
     group.new_group({0, 1});
-    const auto addresses = listening_addresses();
-    EXPECT_TRUE(group.rank() != 0 || !addresses.empty()) << "rank 0 hosts the store";
-    for (const auto& address : addresses) EXPECT_EQ(address, "0100007F") << "not 127.0.0.1";
+    for (const auto& address : listening_addresses()) EXPECT_EQ(address, "0100007F") << "not 127.0.0.1";
+    group.barrier();
+  });
+}
+
+// Shared memory needs no network, and neither does the store.
+TEST(Init, AJobOnSharedMemoryListensAtNoPort) {
+  run_ranks(2, "shm", [](ProcessGroup& group) {
+    EXPECT_THAT(listening_addresses(), IsEmpty());
     group.barrier();
   });
 }
@@ -205,30 +217,106 @@ TEST(Init, DifferentWorldSizesAreAMismatchForAll) {
 }
 
 TEST(Init, APortThatIsTakenIsNamed) {
-  const auto listener = base::listen_on(base::Reach::ThisMachine, 0);
+  const auto listener = base::listen_on(base::Reach::Everyone, 0);
   const auto port = std::to_string(base::local_port(listener));
-  const auto outcomes =
-      start_ranks(1, [](int) { init_process_group({.timeout = 2s}); }, {.environment = [&](int) {
-                    return Environment{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", port}};
-                  }});
+  const auto outcomes = start_ranks(
+      1, [](int) { init_process_group({.timeout = 2s}); }, {.environment = [&](int) {
+        return Environment{{"WORLD_SIZE", "2"}, {"MASTER_ADDR", kThisMachineByTcp}, {"MASTER_PORT", port}};
+      }});
   EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("SystemError: cannot open TCP port " + port),
                                         HasSubstr("Address already in use"), HasSubstr("hint:")));
+}
+
+TEST(Init, AMeetingPointThatIsTakenIsNamed) {
+  const base::PortReservation port(base::Reach::ThisMachine);
+  const auto other_job = store::listen_at(store::Address::on_this_machine(port.port()));
+  const auto outcomes = start_ranks(
+      1, [](int) { init_process_group({.timeout = 2s}); }, {.environment = [&](int) {
+        return Environment{
+            {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(port.port())}};
+      }});
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("SystemError: cannot open the meeting point"),
+                                        HasSubstr(std::to_string(port.port())), HasSubstr("another job")));
+}
+
+// Something accepts connections where rank 0 should be, and says nothing.
+TEST(Init, ASilentMeetingPointIsATimeout) {
+  const auto tcp = base::listen_on(base::Reach::Everyone, 0);
+  const base::PortReservation port(base::Reach::ThisMachine);
+  const auto local = store::listen_at(store::Address::on_this_machine(port.port()));
+  for (const bool one_machine : {true, false}) {
+    const auto outcomes = start_ranks(
+        1, [](int) { init_process_group({.timeout = 1s}); },
+        {.deadline = 20s, .environment = [&](int) {
+           return one_machine ? Environment{{"RANK", "1"},
+                                            {"WORLD_SIZE", "2"},
+                                            {"LOCAL_WORLD_SIZE", "2"},
+                                            {"MASTER_PORT", std::to_string(port.port())}}
+                              : Environment{{"RANK", "1"},
+                                            {"WORLD_SIZE", "2"},
+                                            {"LOCAL_WORLD_SIZE", ""},
+                                            {"MASTER_ADDR", kThisMachineByTcp},
+                                            {"MASTER_PORT", std::to_string(base::local_port(tcp))}};
+         }});
+    EXPECT_FALSE(outcomes[0].hung);
+    EXPECT_THAT(outcomes[0].output,
+                AllOf(HasSubstr("TimeoutError: the job's meeting point does not answer"),
+                      HasSubstr("accepts connections, but does not answer"), HasSubstr("hint:")));
+  }
+}
+
+// torchrun's agent hosts a store of LibTorch's; it may be stopped, too.
+TEST(Init, ASilentAgentIsATimeout) {
+  const auto listener = base::listen_on(base::Reach::ThisMachine, 0);
+  const auto outcomes =
+      start_ranks(2, [](int) { init_process_group({.timeout = 1s}); },
+                  {.deadline = 20s, .environment = [&](int) {
+                     return Environment{{"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                        {"MASTER_PORT", std::to_string(base::local_port(listener))}};
+                   }});
+  for (const auto& outcome : outcomes) {
+    EXPECT_FALSE(outcome.hung) << outcome.describe();
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("TimeoutError: "), HasSubstr("does not answer"), HasSubstr("hint:")));
+  }
+}
+
+TEST(Init, AnotherTokenIsRefusedAndTheJobGoesOn) {
+  const auto outcomes = start_ranks(
+      3,
+      [](int process) {
+        if (process == 2) {
+          init_process_group({.timeout = 5s});
+        } else {
+          join_and_sum({.timeout = 20s});
+        }
+      },
+      {.environment = [](int process) {
+        // The third one comes from elsewhere, and says that it is rank 1.
+        return Environment{
+            {"WORLD_SIZE", "2"},
+            {"LOCAL_WORLD_SIZE", "2"},
+            {"RANK", process == 0 ? "0" : "1"},
+            {"LOCKSTEP_TOKEN", process == 2 ? "another secret of another job" : "the secret of this job"}};
+      }});
+  for (const int rank : {0, 1}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
+  EXPECT_EQ(outcomes[2].exit_status, 1);
+  EXPECT_THAT(outcomes[2].output, AllOf(HasSubstr("Error: "), Not(HasSubstr("another secret"))));
 }
 
 TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
   const ScratchFolder folder;
   const auto method = "file://" + (folder / "meeting").string();
-  const auto job = [&] {
-    return start_ranks(2, [&](int rank) {
-      init_process_group({.init_method = method, .timeout = 5s})->barrier();
-      if (rank == 0) std::_Exit(7);  // without a chance to remove the file
-    });
-  };
-  EXPECT_EQ(job()[0].exit_status, 7);
-  for (const auto& outcome : job()) {
-    EXPECT_THAT(outcome.output,
-                AllOf(HasSubstr("MismatchError: two processes say"), HasSubstr("must be new")));
-  }
+  // An earlier job whose ranks were killed while they met: the file is as they left it.
+  start_ranks(1, [&](int) { init_process_group({.init_method = method, .timeout = 300ms}); },
+              {.environment = [](int) {
+                return Environment{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}};
+              }});
+  const auto outcomes =
+      start_ranks(2, [&](int) { init_process_group({.init_method = method, .timeout = 5s}); });
+  EXPECT_THAT(outcomes[0].output,
+              AllOf(HasSubstr("MismatchError: two processes say"), HasSubstr("must be new")));
+  EXPECT_EQ(outcomes[1].exit_status, 1) << outcomes[1].describe();
 }
 
 TEST(Init, JobsSideBySideDoNotMeet) {

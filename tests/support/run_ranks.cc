@@ -18,6 +18,7 @@
 #include "base/deadline.h"
 #include "base/fd.h"
 #include "base/port.h"
+#include "store/client.h"
 
 namespace lockstep::testing {
 
@@ -82,7 +83,10 @@ Child fork_rank(int rank, int world, uint16_t port, pid_t group, const std::func
     ::dup2(writing.get(), STDOUT_FILENO);
     ::dup2(writing.get(), STDERR_FILENO);
     set_environment(rank, world, port, start);
-    ::_exit(run_body(rank, body));
+    const int status = run_body(rank, body);
+    if (status == 0)
+      store::Client::say_goodbye();  // as exit(0) does, which would run the parent's handlers, too
+    ::_exit(status);
   }
   ::setpgid(pid, group == 0 ? pid : group);
   ::fcntl(reading.get(), F_SETFL, O_NONBLOCK);
