@@ -24,7 +24,7 @@ constexpr std::array kKnobs = {
          "who carries on collectives that nobody waits for: a thread, or the backward pass as it goes by "
          "(inline)"},
     Knob{"LOCKSTEP_TOKEN", "lockstep run makes one for a job on one machine",
-         "the secret that admits a process to its job; at least 16 characters"},
+         "the secret that admits a process to its job; at least 16 characters", true},
     Knob{"LOCKSTEP_TOKEN_FILE", "none", "a file, readable by its owner only, that holds the token"},
     Knob{"LOCKSTEP_HEAP", "1", "0: let the C library give freed memory back to the kernel at every step"},
 };

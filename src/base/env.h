@@ -13,6 +13,7 @@ struct Knob {
   const char* name;
   const char* fallback;  // what holds when it is unset
   const char* meaning;
+  bool secret = false;  // its value is never shown
 };
 std::span<const Knob> knobs();
 

@@ -395,13 +395,18 @@ void tuning_plans(Report& report, const tuning::Topology& machine) {
 void variables(Report& report) {
   auto& section = report.section("variables", "Variables");
   size_t width = 0;
-  const auto shown = [](const base::Knob& knob) {
-    const auto value = base::env_string(knob.name);
+  const auto value_of = [](const base::Knob& knob) {
+    auto value = base::env_string(knob.name);
+    if (value && knob.secret) value = "(secret)";
+    return value;
+  };
+  const auto shown = [&](const base::Knob& knob) {
+    const auto value = value_of(knob);
     return value ? fmt::format("= {}", *value) : fmt::format("unset: {}", knob.fallback);
   };
   for (const auto& knob : base::knobs()) width = std::max(width, shown(knob).size());
   for (const auto& knob : base::knobs()) {
-    const auto value = base::env_string(knob.name);
+    const auto value = value_of(knob);
     section.row(knob.name, knob.name, fmt::format("{:<{}}  {}", shown(knob), width, knob.meaning),
                 {{"value", value ? Json(*value) : Json(nullptr)},
                  {"default", knob.fallback},

@@ -80,10 +80,11 @@ class Client::Connection : public ClosedAfterFork {
     arguments(message);
     const auto frame = message.frame();
     if (frame.size() > kMostFrameBytes) {
-      throw UsageError(base::compose({.what = "the store keeps no values of this size",
-                                      .where = where_,
-                                      .evidence = fmt::format("{} bytes, at most {}", frame.size(), kMostFrameBytes),
-                                      .hint = "send large data with the group's collectives"}));
+      throw UsageError(
+          base::compose({.what = "the store keeps no values of this size",
+                         .where = where_,
+                         .evidence = fmt::format("{} bytes, at most {}", frame.size(), kMostFrameBytes),
+                         .hint = "send large data with the group's collectives"}));
     }
     send(frame, deadline);
     const auto answer = wait_for(id, deadline, give_up);
