@@ -1,15 +1,44 @@
-# Shared by the launcher tests. Sourced with the build directory in $1.
+# Shared by the tests that are shell scripts. Sourced with the build directory in $1.
 set -eu
 build=$1
 probe=$build/tests/launchers/launcher_probe
 lockstep=$build/bin/lockstep
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK LOCAL_WORLD_SIZE
 
+# A test that leaves something besides $work defines clean_up anew. Whatever fails in there, the test keeps its status.
+clean_up() { :; }
+trap 'status=$?; set +e; clean_up; rm -rf "$work"; exit $status' EXIT
+
 # ctest counts 77 as skipped, never as passed.
+skip() {
+  echo "skipped: $1"
+  exit 77
+}
 need() {
-  command -v "$1" >/dev/null 2>&1 || { echo "skipped: $1 is not installed"; exit 77; }
+  command -v "$1" >/dev/null 2>&1 || skip "$1 is not installed"
+}
+# need_python MODULE…: in Debian's Python.
+need_python() {
+  need /usr/bin/python3
+  for module in "$@"; do
+    /usr/bin/python3 -c "import $module" 2>/dev/null || skip "$module for /usr/bin/python3 is not installed"
+  done
+}
+
+# bounded COMMAND…: ends one that hangs. Long enough for a machine whose cores are all busy with something else.
+patience_s=180
+bounded() { timeout "$patience_s" "$@"; }
+
+# await WHAT COMMAND…: until the command succeeds.
+await() {
+  what=$1
+  shift
+  deadline=$(($(date +%s) + patience_s))
+  until "$@"; do
+    [ "$(date +%s)" -lt "$deadline" ] || { echo "waited $patience_s s for: $what" >&2; return 1; }
+    sleep 0.1
+  done
 }
 
 # expect FILE LINE: some line of the file contains the text.
@@ -19,4 +48,8 @@ expect() {
   echo "in the output:" >&2
   cat "$1" >&2
   exit 1
+}
+
+need_network_namespaces() {
+  why=$("$(dirname "$0")/../support/network-namespaces") || skip "$why"
 }

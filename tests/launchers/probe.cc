@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) {
   try {
-    const auto group = lockstep::init_process_group({.timeout = std::chrono::seconds(60)});
+    const auto group = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});
     auto tensor = at::full({5}, group->rank() + 1);
     group->all_reduce(tensor);
     std::printf("rank %d of %d, local %d of %d, node %d of %d, backend %s, sum %d\n", group->rank(),
