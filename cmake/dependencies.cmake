@@ -14,4 +14,11 @@ if(NOT GLOO_INCLUDE_DIR)
   message(FATAL_ERROR "Gloo's headers were not found. On Debian: apt-get install libgloo-dev")
 endif()
 
+# In C++20, clang reads the headers of LibTorch 1 only after this one, in programs that use lockstep as well as in its own.
+set(torch_options)
+if(Torch_VERSION VERSION_LESS 2)
+  set(torch_options "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:SHELL:-include ATen/core/ivalue.h>")
+endif()
+target_compile_options(torch INTERFACE ${torch_options})
+
 message(STATUS "LibTorch ${Torch_VERSION} from ${TORCH_INSTALL_PREFIX}")

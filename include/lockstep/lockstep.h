@@ -1,6 +1,7 @@
 // Everything of lockstep. Together with LibTorch's own umbrella header, since every program needs both.
 #pragma once
 
+#include <ATen/core/ivalue.h>  // first: in C++20, clang reads LibTorch 1's other headers only after it
 #include <torch/torch.h>
 
 #include <lockstep/c10d.h>

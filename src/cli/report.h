@@ -56,7 +56,8 @@ class Report {
       for (const auto& row : section.rows) width = std::max(width, row.label.size());
       for (const auto& row : section.rows) {
         std::string text = row.text;
-        const std::string indent = "\n" + std::string(width + 4, ' ');
+        std::string indent(1 + width + 4, ' ');
+        indent.front() = '\n';
         for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += indent.size()) {
           text.replace(at, 1, indent);
         }

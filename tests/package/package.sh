@@ -1,9 +1,11 @@
 #!/bin/sh
 # Installs lockstep into a fresh directory, builds a foreign project against it, and runs that under the installed launcher.
-#   package.sh SOURCE_DIRECTORY BUILD_DIRECTORY
+#   package.sh SOURCE_DIRECTORY BUILD_DIRECTORY [COMPILER]
 set -eu
 source=$1
 build=$2
+compiler=${3:-c++}
+command -v "$compiler" >/dev/null || { echo "skipped: $compiler is not installed"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -11,6 +13,7 @@ cmake --install "$build" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$wo
 # Moved, to see that nothing remembers where it was installed.
 mv "$work/prefix" "$work/moved"
 cmake -S "$source/tests/package/foreign" -B "$work/foreign" -G Ninja -DCMAKE_PREFIX_PATH="$work/moved" \
+  -DCMAKE_CXX_COMPILER="$compiler" \
   >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 cmake --build "$work/foreign" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 

@@ -1,6 +1,8 @@
 // A user's program: it knows nothing of lockstep but the installed package.
 #include <cstdio>
 
+#include <torch/torch.h>
+
 #include <lockstep/lockstep.h>
 
 int main() {
