@@ -118,7 +118,7 @@ void Reducer::begin(const Forward& forward) {
   drop_interrupted_pass();
   const bool was_sync = pass_ && pass_->sync;
   if (!pass_) {
-    pass_.emplace();
+    pass_ = Pass{};
     const auto alive = std::make_shared<int>(0);
     pass_->alive = alive;
     compat::at_end_of_backward([self = shared_from_this(), alive] { self->end(); });
