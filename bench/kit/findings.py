@@ -1,4 +1,4 @@
-"""The shape of what a part found: tables, plots, and figures that were to be reached.
+"""The shape of what a part found: tables, plots, and figures with the goals that were to be reached.
 
 Parts make these out of their raw measurements; bench/report shows them and knows nothing of any part.
 """
@@ -40,17 +40,19 @@ class Plot:
 
 @dataclasses.dataclass
 class Figure:
-    """Something to reach: `got` is at least (or at most) `wanted`."""
+    """A number that the rest comes down to, and its goal: `got` is to be at least (or at most) `wanted`."""
     what: str
     unit: str  # "x PyTorch" and the like, after the number
     got: typing.Optional[float]  # None: not measured
-    wanted: float
+    wanted: typing.Optional[float]  # None: no goal on this machine (kit/goals.py)
     at_most: bool = False
 
     @property
     def verdict(self):
         if self.got is None:
             return "not measured"
+        if self.wanted is None:
+            return ""
         reached = self.got <= self.wanted if self.at_most else self.got >= self.wanted
         return "reached" if reached else "NOT REACHED"
 

@@ -2,7 +2,8 @@
 import html as markup
 import re
 
-from report.results import HOW, QUICK, VERDICTS, counts, facts, findings, got_text, is_words, lines_of, wanted_text
+from report.results import (HOW, QUICK, VERDICTS, counts, facts, figures_title, findings, got_text, have_goals, is_words,
+                            lines_of, wanted_text)
 
 try:
     from report import plots
@@ -134,30 +135,33 @@ def head(results, parts):
         yield prose("p", "The plots are left out: they need matplotlib (`apt-get install python3-matplotlib`).",
                     class_="alert")
     yield "</header>"
+    title = figures_title([figure for part in parts.values() for figure in part.figures])
     yield '<nav aria-label="Contents"><ul>'
     yield from (f'<li>{tag("a", title, href="#" + at)}</li>'
-                for at, title in [("reached", "What was to be reached"),
+                for at, title in [("reached", title),
                                   *((anchor(name), part.title) for name, part in parts.items())])
     yield "</ul></nav>"
 
 
 def reached(parts):
-    yield tag("h2", "What was to be reached", id="reached")
-    yield tag("p", counts(figure for part in parts.values() for figure in part.figures))
-    if not any(part.figures for part in parts.values()):
+    figures = [figure for part in parts.values() for figure in part.figures]
+    yield tag("h2", figures_title(figures), id="reached")
+    yield tag("p", counts(figures))
+    if not figures:
         return
-    yield scroll("What was to be reached")
+    yield scroll(figures_title(figures))
     yield '<table class="figures">'
-    yield ('<thead><tr><th class="words">verdict</th><th class="words">what</th><th>got</th><th></th>'
-           '<th class="words">wanted</th></tr></thead>')
+    goals = have_goals(figures)
+    yield ("<thead><tr>" + ('<th class="words">verdict</th>' if goals else "") + '<th class="words">what</th><th>got</th><th></th>'
+           + ('<th class="words">wanted</th>' if goals else "") + "</tr></thead>")
     for name, part in parts.items():
         if part.figures:
-            yield f'<tbody><tr><th colspan="5">{tag("a", part.title, href="#" + anchor(name))}</th></tr>'
+            yield f'<tbody><tr><th colspan="{5 if goals else 3}">{tag("a", part.title, href="#" + anchor(name))}</th></tr>'
             for figure in part.figures:
-                yield ("<tr>" + tag("td", figure.verdict, class_="words verdict " + verdict_class(figure.verdict))
-                       + tag("td", figure.what, class_="words what") + tag("td", got_text(figure))
-                       + tag("td", figure.unit, class_="words unit") + tag("td", wanted_text(figure), class_="words")
-                       + "</tr>")
+                verdict = tag("td", figure.verdict, class_="words verdict " + verdict_class(figure.verdict)) if goals else ""
+                wanted = tag("td", wanted_text(figure), class_="words") if goals else ""
+                yield ("<tr>" + verdict + tag("td", figure.what, class_="words what") + tag("td", got_text(figure))
+                       + tag("td", figure.unit, class_="words unit") + wanted + "</tr>")
             yield "</tbody>"
     yield "</table></div>"
 

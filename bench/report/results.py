@@ -2,7 +2,7 @@
 import collections
 import math
 
-from kit import machine, numbers
+from kit import goals, machine, numbers
 from kit.findings import Figure, Findings, Plot, Series, Table
 
 VERDICTS = ("reached", "NOT REACHED", "not measured")
@@ -36,8 +36,19 @@ def duration(seconds):
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+def have_goals(figures):
+    return any(figure.wanted is not None for figure in figures)
+
+
+def figures_title(figures):
+    return "What was to be reached" if have_goals(figures) else "Figures"
+
+
 def counts(figures):
     seen = collections.Counter(figure.verdict for figure in figures)
+    if not have_goals(figures):
+        return (f"{seen['']} measured, {seen['not measured']} not measured. There are goals for {goals.WHERE} only: they say "
+                "nothing of other machines.")
     return ", ".join(f"{seen[verdict]} {verdict}" for verdict in VERDICTS)
 
 

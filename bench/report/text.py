@@ -2,7 +2,8 @@
 import itertools
 import textwrap
 
-from report.results import HOW, QUICK, counts, facts, findings, got_text, is_words, lines_of, wanted_text
+from report.results import (HOW, QUICK, counts, facts, figures_title, findings, got_text, have_goals, is_words, lines_of,
+                            wanted_text)
 
 COLUMNS = 100  # of prose; tables are as wide as they are
 NARROW = 12  # no head is made narrower
@@ -58,13 +59,17 @@ def columns(lines, words):
 
 
 def reached(parts):
-    lines = ["What was to be reached", "======================"]
-    rows = [[f"  {figure.verdict:<12}", figure.what, got_text(figure), figure.unit, f"({wanted_text(figure)})"]
-            for part in parts for figure in part.figures]
+    figures = [figure for part in parts for figure in part.figures]
+    lines = [figures_title(figures), "=" * len(figures_title(figures))]
+    if have_goals(figures):
+        rows = [[f"  {figure.verdict:<12}", figure.what, got_text(figure), figure.unit, f"({wanted_text(figure)})"]
+                for figure in figures]
+    else:
+        rows = [["", figure.what, got_text(figure), figure.unit] for figure in figures]
     texts = columns(rows, lambda column: column != 2)
     for part in parts:
         if part.figures:
             lines += [part.title, *itertools.islice(texts, len(part.figures))]
-    lines.append(counts(figure for part in parts for figure in part.figures))
+    lines.append(prose(counts(figures)))
     failures = sum(len(part.failures) for part in parts)
     return "\n".join(lines + ([f"{failures} FAILED, see above"] if failures else []))

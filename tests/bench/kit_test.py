@@ -8,7 +8,7 @@ import unittest.mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
 
-from kit import numbers, ranks  # noqa: E402
+from kit import goals, numbers, ranks  # noqa: E402
 from kit.findings import Figure  # noqa: E402
 from training import part as training  # noqa: E402
 
@@ -49,6 +49,15 @@ class Figures(unittest.TestCase):
         self.assertEqual(Figure("", "", 0.999, 1).verdict, "NOT REACHED")
         self.assertEqual(Figure("", "", 1.001, 1, at_most=True).verdict, "NOT REACHED")
         self.assertEqual(Figure("", "", None, 1).verdict, "not measured")
+        self.assertEqual(Figure("", "", 0.999, None).verdict, "")
+        self.assertEqual(Figure("", "", None, None).verdict, "not measured")
+
+    def test_goals_hold_on_one_kind_of_machine(self):
+        there = {"cpu": "AMD EPYC", "usable_cores": 2, "kernel": "6.1", "memory_gib": 4}
+        self.assertTrue(goals.hold_on(there))
+        for other in ({"cpu": "AMD EPYC 9755 128-Core Processor"}, {"usable_cores": 4}):
+            self.assertFalse(goals.hold_on({**there, **other}))
+        self.assertFalse(goals.hold_on({}))
 
 
 class Ranks(unittest.TestCase):

@@ -69,6 +69,13 @@ def made_up_results(**more):
     return {**json.loads(json.dumps(found)), **more}  # as it is read back
 
 
+def without_goals(found):
+    for part in found["parts"].values():
+        for figure in part["findings"]["figures"]:
+            figure["wanted"] = None
+    return found
+
+
 class TextTest(unittest.TestCase):
     def setUp(self):
         self.text = text.tables_text(made_up_results())
@@ -107,7 +114,15 @@ class TextTest(unittest.TestCase):
             self.assertRegex(self.text, said)
 
     def test_nothing_at_all(self):
-        self.assertIn("0 reached, 0 NOT REACHED, 0 not measured", text.tables_text(made_up_results(parts={})))
+        self.assertIn("0 measured, 0 not measured", text.tables_text(made_up_results(parts={})))
+
+    def test_figures_without_goals(self):
+        shown = text.tables_text(without_goals(made_up_results()))
+        for said in (r"\nFigures\n=======\n", r"\n +far +12\.3  x PyTorch\n", r"\n +near +5\.00  x PyTorch\n",
+                     r"4 measured, 1 not measured\. There are goals for 2 cores of AMD EPYC"):
+            self.assertRegex(shown, said)
+        for said in ("REACHED", "reached", "at least", "at most"):
+            self.assertNotIn(said, shown)
 
 
 class Reader(html.parser.HTMLParser):
@@ -170,6 +185,12 @@ class PageTest(unittest.TestCase):
             self.assertIn(cell, texts["td"])
         self.assertEqual(texts["pre"], [f"program: exit status 1\n[rank 0] {ODD}"])
         self.assertIn(f"left out: {ODD}", texts["p"])
+
+    def test_figures_without_goals(self):
+        source = page.html(without_goals(made_up_results()))
+        self.assertEqual(Reader(source).texts["h2"], ["Figures", f"Full {ODD}", "Empty"])
+        for said in ("REACHED", ">reached<", "at least", "at most"):
+            self.assertNotIn(said, source)
 
     def test_words_and_numbers(self):
         self.assertIn('<td class="words">8 B</td><td>0.332</td><td>1.24</td><td class="words">ours</td>', self.source)
