@@ -17,7 +17,7 @@ BENCH_FLAGS ?=
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm test-fresh bench bench-heap
+.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm test-fresh check-compilers bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -26,6 +26,7 @@ help:
 	@echo "  make test-tsan     the tests under the thread sanitizer"
 	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
 	@echo "  make test-fresh    README's two commands on a Debian 12 that has nothing, as root, in a container and as a user (root)"
+	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
 	@echo "  make bench         everything beside PyTorch and Open MPI, with a report (bench/results; an hour and a half)"
 	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
 	@echo "  make clean         remove build/"
@@ -68,6 +69,11 @@ test-slurm: build
 test-fresh:
 	@scripts/setup fresh
 	@tests/fresh/run $(MODES)
+
+# COMPILERS: names that scripts/check-compilers lists; without it, all.
+check-compilers:
+	@scripts/setup build clang
+	@scripts/check-compilers $(COMPILERS)
 
 bench-heap: configure
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
