@@ -41,10 +41,10 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }  // namespace
 
 Process::Process(const Words& words, const StartOptions& options, const std::string& mark) {
-  using Out = StartOptions::Out;
+  const bool terminal = options.out == StartOptions::Out::Terminal;
   int out[2] = {-1, -1};
   int err[2] = {-1, -1};
-  if (options.out == Out::Terminal) {
+  if (terminal) {
     if (::openpty(&out[0], &out[1], nullptr, nullptr, nullptr) != 0) throw std::runtime_error("openpty");
     ::fcntl(out[0], F_SETFD, FD_CLOEXEC);
     ::fcntl(out[1], F_SETFD, FD_CLOEXEC);
@@ -63,17 +63,19 @@ Process::Process(const Words& words, const StartOptions& options, const std::str
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
     ::dup2(out[1], STDOUT_FILENO);
-    ::dup2(options.out == Out::Terminal ? out[1] : err[1], STDERR_FILENO);
+    ::dup2(terminal ? out[1] : err[1], STDERR_FILENO);
     ::execve(argument_pointers[0], argument_pointers.data(), environment_pointers.data());
     ::_exit(97);
   }
   ::close(out[1]);
   if (err[1] >= 0) ::close(err[1]);
-  if (options.out == Out::Closed) {
+  if (options.out == StartOptions::Out::Closed) {
     ::close(out[0]);
   } else {
     files_.emplace_back(out[0]);
-    if (options.out != Out::NobodyReads) readers_.emplace_back([this, fd = out[0]] { collect(fd, out_); });
+    if (options.out != StartOptions::Out::NobodyReads) {
+      readers_.emplace_back([this, fd = out[0]] { collect(fd, out_); });
+    }
   }
   if (err[0] >= 0) {
     files_.emplace_back(err[0]);
