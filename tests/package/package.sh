@@ -5,6 +5,7 @@ set -eu
 source=$1
 build=$2
 compiler=${3:-c++}
+torch=$(sed -n 's/^Torch_DIR:PATH=//p' "$build/CMakeCache.txt")
 command -v "$compiler" >/dev/null || { echo "skipped: $compiler is not installed"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -13,7 +14,7 @@ cmake --install "$build" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$wo
 # Moved, to see that nothing remembers where it was installed.
 mv "$work/prefix" "$work/moved"
 cmake -S "$source/tests/package/foreign" -B "$work/foreign" -G Ninja -DCMAKE_PREFIX_PATH="$work/moved" \
-  -DCMAKE_CXX_COMPILER="$compiler" \
+  -DCMAKE_CXX_COMPILER="$compiler" -DTorch_DIR="$torch" \
   >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 cmake --build "$work/foreign" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
