@@ -151,7 +151,7 @@ nlohmann::json introduction_of(const StorePtr& store, int rank) {
 }
 void introduce(const StorePtr& store, int rank, const nlohmann::json& introduction) {
   const auto text = introduction.dump();
-  store->set(fmt::format("shm/{}", rank), {text.begin(), text.end()});
+  store->set(fmt::format("shm/{}", rank), std::vector<uint8_t>(text.begin(), text.end()));
 }
 
 class Worlds : public ::testing::TestWithParam<int> {};
