@@ -18,7 +18,7 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 KeyStore::KeyStore(std::shared_ptr<store::KeyValues> values, std::string prefix,
                    std::chrono::milliseconds timeout)
-    : c10d::Store(timeout), values_(std::move(values)), prefix_(std::move(prefix) + '/') {}
+    : compat::Store(timeout), values_(std::move(values)), prefix_(std::move(prefix) + '/') {}
 
 KeyStorePtr KeyStore::under(const std::string& name) const {
   auto part = c10::make_intrusive<KeyStore>(values_, prefix_ + name, timeout_);
@@ -40,6 +40,8 @@ KeyStorePtr KeyStore::until(base::Deadline deadline) const {
   same->until_ = deadline;
   return same;
 }
+
+c10::intrusive_ptr<c10d::Store> KeyStore::copy() const { return c10::make_intrusive<KeyStore>(*this); }
 
 base::Deadline KeyStore::deadline_within(std::chrono::milliseconds timeout) const {
   if (until_ && until_->remaining() < timeout) return *until_;

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/deadline.h"
+#include "compat/store.h"
 #include "store/key_values.h"
 
 namespace lockstep::comm {
@@ -21,7 +21,7 @@ namespace lockstep::comm {
 class KeyStore;
 using KeyStorePtr = c10::intrusive_ptr<KeyStore>;
 
-class KeyStore final : public c10d::Store {
+class KeyStore final : public compat::Store {
  public:
   // `timeout`: of each call. The ranks of the job are those of the group.
   KeyStore(std::shared_ptr<store::KeyValues> values, std::string prefix, std::chrono::milliseconds timeout);
@@ -67,6 +67,7 @@ class KeyStore final : public c10d::Store {
   void unsubscribe(uint64_t subscription) { values_->unsubscribe(subscription); }
 
  private:
+  c10::intrusive_ptr<c10d::Store> copy() const override;
   base::Deadline deadline() const { return deadline_within(timeout_); }
   base::Deadline deadline_within(std::chrono::milliseconds timeout) const;
   std::vector<std::string> whole(const std::vector<std::string>& keys) const;

@@ -21,6 +21,9 @@ int main(int argc, char** argv) {
     // "probe fail 1": that rank dies after joining.
     if (argc > 2 && std::string(argv[1]) == "fail" && std::atoi(argv[2]) == group->rank()) std::_Exit(3);
     if (argc > 2) group->barrier();
+    // "probe wait": each waits for a message of the next, which never comes.
+    if (argc > 1 && std::string(argv[1]) == "wait")
+      group->recv(tensor, (group->rank() + 1) % group->world_size());
     return 0;
   } catch (const lockstep::Error& error) {
     std::fprintf(stderr, "%s: %s\n", std::string(error.kind()).c_str(), error.what());
