@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fcntl.h>
 #include <list>
 #include <optional>
 #include <poll.h>
@@ -39,7 +40,11 @@ class Server::Loop : public ClosedAfterFork {
   Loop(std::vector<base::Fd> listeners, base::Token token)
       : listeners_(std::move(listeners)),
         service_(std::move(token)),
-        stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+        stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    for (const auto& listener : listeners_) {
+      ::fcntl(listener.get(), F_SETFL, ::fcntl(listener.get(), F_GETFL) | O_NONBLOCK);
+    }
+  }
 
   void run() {
     for (;;) {

@@ -89,6 +89,14 @@ TEST(Init, MeetsAtAnAddress) {
                              }}));
 }
 
+// As between machines: at a TCP port.
+TEST(Init, MeetsAtAPort) {
+  expect_success(
+      start_ranks(3, [](int) { join_and_sum({.timeout = 20s}); }, {.environment = [](int) {
+                    return Environment{{"LOCAL_WORLD_SIZE", ""}, {"MASTER_ADDR", kThisMachineByTcp}};
+                  }}));
+}
+
 TEST(Init, MeetsInAFile) {
   const ScratchFolder folder;
   const auto method = "file://" + (folder / "meeting").string();
