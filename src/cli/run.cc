@@ -35,7 +35,7 @@ int run(const std::vector<std::string>& arguments) {
     }
     const auto& options = std::get<launch::RunOptions>(parsed);
     tuning::switches_from_environment();  // a bad value is better reported once, here, than by every worker
-    launch::make_room_for(options.nproc);
+    launch::make_room_for(options.nproc, options.nnodes);
     return launch::run_guarded(
         [&](launch::GuardedContext context) { return launch::run_agent(options, std::move(context)); });
   } catch (const UsageError& error) {

@@ -25,9 +25,6 @@ using base::compose;
 constexpr rlim_t kFilesPerWorker = 3;
 constexpr rlim_t kFilesBesides = 64;
 
-rlimit files_before{RLIM_INFINITY, RLIM_INFINITY};
-bool files_raised = false;
-
 }  // namespace
 
 int available_cores() { return tuning::read_topology(tuning::affinity_of()).usable_cores(); }
@@ -73,7 +70,7 @@ int parse_nproc(const std::string& text) {
   return static_cast<int>(*number);
 }
 
-void make_room_for(int nproc) {
+void make_room_for(int nproc, int nnodes) {
   const auto workers = static_cast<rlim_t>(nproc);
   rlimit processes{};
   // Root is exempt from this one.
@@ -82,7 +79,7 @@ void make_room_for(int nproc) {
                               .evidence = fmt::format("this user may run {} processes", processes.rlim_cur),
                               .hint = "raise ulimit -u, or start fewer"}));
   }
-  const rlim_t needed = workers * kFilesPerWorker + kFilesBesides;
+  const rlim_t needed = workers * kFilesPerWorker + static_cast<rlim_t>(nnodes) + kFilesBesides;
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= needed) return;
   if (files.rlim_max < needed) {
@@ -91,13 +88,17 @@ void make_room_for(int nproc) {
          .evidence = fmt::format("they need {} open files, and {} are allowed", needed, files.rlim_max),
          .hint = "raise ulimit -n, or start fewer"}));
   }
-  files_before = files;
   files.rlim_cur = needed;
-  files_raised = ::setrlimit(RLIMIT_NOFILE, &files) == 0;
+  ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
-void restore_limits() {
-  if (files_raised) ::setrlimit(RLIMIT_NOFILE, &files_before);
+void raise_open_files() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  const rlim_t wanted = std::min<rlim_t>(files.rlim_max, kMostWorkerFiles);
+  if (files.rlim_cur >= wanted) return;
+  files.rlim_cur = wanted;
+  ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
 }  // namespace lockstep::launch

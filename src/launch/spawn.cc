@@ -29,6 +29,7 @@
 #include "base/port.h"
 #include "launch/control.h"
 #include "launch/environment.h"
+#include "launch/limits.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
@@ -89,6 +90,7 @@ bool run_body(int rank, const std::function<void(int)>& body) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it died before it could be said
+  launch::raise_open_files();
   for (const auto& [name, value] : launch::variables_of(place)) ::setenv(name.c_str(), value.c_str(), 1);
   ::setenv("LOCKSTEP_NOTE_FD", std::to_string(note_fd).c_str(), 1);
   bool good = false;

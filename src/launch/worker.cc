@@ -75,7 +75,7 @@ struct ChildPlan {
   ::dup2(plan.err, STDERR_FILENO);
   ::fcntl(plan.note, F_SETFD, 0);
   if (!plan.cpus->empty()) tuning::bind_this_thread(*plan.cpus);
-  restore_limits();
+  raise_open_files();
   plan.signals->give_back();
   ::execve(plan.path, plan.arguments, plan.environment);
   int error_number = errno;

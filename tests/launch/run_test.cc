@@ -9,6 +9,7 @@
 
 #include "base/port.h"
 #include "harness.h"
+#include "launch/limits.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -24,6 +25,12 @@ class RunTest : public LaunchTest {
       if (line.starts_with(begin)) return line.substr(begin.size());
     }
     return "(unset)";
+  }
+  // What a worker may open: the hard limit that it has from us, within reason.
+  static rlim_t most_files() {
+    rlimit files{};
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    return std::min<rlim_t>(files.rlim_max, kMostWorkerFiles);
   }
   static bool has(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
@@ -261,12 +268,26 @@ TEST_F(RunTest, ManyWorkersWithFewOpenFilesAllowed) {
                     std::string("ulimit -Sn 100; exec ") + LOCKSTEP_BINARY + " run --nproc-per-node 48 " +
                         PROBE_BINARY + " openfiles"});
   EXPECT_EQ(job->wait(), 0) << job->err();
-  EXPECT_EQ(count(job->out(), "open files 100\n"), 48U) << job->out();
+  EXPECT_EQ(count(job->out(), fmt::format("open files {}\n", most_files())), 48U) << job->out();
   auto too_few = start({"/bin/sh", "-c",
                         std::string("ulimit -n 100; exec ") + LOCKSTEP_BINARY + " run --nproc-per-node 48 " +
                             PROBE_BINARY + " openfiles"});
   EXPECT_EQ(too_few->wait(), 2);
   EXPECT_TRUE(has(too_few->err(), "ulimit -n")) << too_few->err();
+}
+
+TEST_F(RunTest, AWorkerMayOpenAsManyFilesAsTheHardLimitAllows) {
+  const auto job_with = [&](const std::string& limits) {
+    return start(
+        {"/bin/sh", "-c", limits + "; exec " + LOCKSTEP_BINARY + " run " + PROBE_BINARY + " openfiles"});
+  };
+  if (most_files() < 200) GTEST_SKIP() << "the hard limit of open files is too low here";
+  auto raised = job_with("ulimit -Sn 100; ulimit -Hn 200");
+  EXPECT_EQ(raised->wait(), 0) << raised->err();
+  EXPECT_EQ(raised->out(), "[rank 0] open files 200\n");
+  auto untouched = job_with("ulimit -n 150");
+  EXPECT_EQ(untouched->wait(), 0) << untouched->err();
+  EXPECT_EQ(untouched->out(), "[rank 0] open files 150\n");
 }
 
 TEST_F(RunTest, WithoutStandardFiles) {

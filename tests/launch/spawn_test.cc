@@ -6,6 +6,7 @@
 #include <fstream>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "base/env.h"
 #include "base/note.h"
 #include "harness.h"
+#include "launch/limits.h"
 
 #ifdef __SANITIZE_THREAD__
 // It refuses threads in the child of a process with threads unless told otherwise; a nested spawn is just
@@ -103,6 +105,21 @@ TEST_F(SpawnTest, RunsEachRankWithItsEnvironment) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(board_->values[rank], 100 + rank);
   EXPECT_EQ(std::getenv("RANK"), nullptr);
   EXPECT_EQ(std::getenv("LOCKSTEP_NOTE_FD"), nullptr);
+}
+
+TEST_F(SpawnTest, ARankMayOpenAsManyFilesAsTheHardLimitAllows) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto most = std::min<rlim_t>(before.rlim_max, kMostWorkerFiles);
+  if (most < 300) GTEST_SKIP() << "the hard limit of open files is too low here";
+  const rlimit low{most - 1, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  spawn(1, [&](int rank) {
+    here(rank);
+    board_->values[rank] = static_cast<int>(::sysconf(_SC_OPEN_MAX));
+  });
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(board_->values[0], static_cast<int>(most));
 }
 
 TEST_F(SpawnTest, EightRanks) {
