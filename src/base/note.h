@@ -8,12 +8,18 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::base {
 
 struct Note {
   std::string kind;     // Error::kind(), or the C++ type of a foreign exception
   std::string message;  // what()
+  // The ranks of the job (RANK, not the rank in a subgroup) that are the reason, as far as this rank can
+  // tell: those that are gone or did not answer. Only the first kMostCulprits are passed on.
+  std::vector<int> culprits;
+
+  static constexpr size_t kMostCulprits = 64;
 
   bool operator==(const Note&) const = default;
 };

@@ -13,6 +13,7 @@
 
 #include "base/error_text.h"
 #include "base/host.h"
+#include "launch/contact.h"
 #include "launch/descendants.h"
 #include "launch/enlist.h"
 #include "launch/gang.h"
@@ -30,6 +31,12 @@ using base::Deadline;
 
 // For what a worker left running when it ended.
 constexpr auto kLeftoverGrace = 2s;
+constexpr auto kSweepEvery = 5ms;
+// Beyond the grace period, for a node to say that all has stopped: its leftovers, and processes that the
+// kernel does not let go of.
+constexpr auto kStopMargin = 30s;
+// For the other agents to hear the end.
+constexpr auto kGoodbyeTime = 2s;
 // For output that nobody reads, once the user has told the job to end.
 constexpr auto kDrainAfterSignal = 3s;
 // A signal that comes to us twice within this time was sent once, to all processes of the job.
@@ -61,8 +68,8 @@ class Agent {
       say(error.what());
       status = 1;
     }
-    if (!gang_.empty()) end_descendants(0ms);
-    close_connections();
+    if (!gang_.empty() || sweep_) end_descendants(0ms);
+    contact_.end(Deadline::in(kGoodbyeTime));
     drain_output();
     return status;
   }
@@ -76,9 +83,12 @@ class Agent {
   void hear_signals();
   void hear_signal(int signal);
   void hear_workers();
+  void sweep_leftovers();
   void hear_nodes();
-  void hear_followers();
-  void hear_leader();
+  bool hear_follower(size_t node, const std::string& line);
+  bool hear_leader(const std::string& line);
+  void lose_follower(size_t node, const std::string& why);
+  void lose_leader(const std::string& why);
   void act_on_time();
   void end_at_once();
 
@@ -93,10 +103,11 @@ class Agent {
   void start(int attempt);
   void stop(const Order& order);
   void stop_workers(int signal);
+  void kill_now();
 
+  int lost_status() const { return user_signal_ != 0 ? 128 + user_signal_ : kLostStatus; }
   bool leads() const { return membership_.node_rank() == 0; }
   void say(const std::string& text) { output_.say("lockstep run: " + text); }
-  void close_connections();
   void drain_output();
 
   const RunOptions& options_;
@@ -105,16 +116,20 @@ class Agent {
   Output output_;
   Gang gang_;
   Membership membership_;
+  Contact contact_;
   std::string path_;                          // of the program
   std::optional<Job> job_;                    // node 0 only
   std::deque<std::pair<int, Event>> events_;  // node 0 only: by node, not yet processed
 
   int attempt_ = 0;
-  bool stopping_ = false;      // they have been told to end; what they do now is no failure
-  bool stop_ordered_ = false;  // node 0 waits to hear that they have ended
+  std::optional<Sweep> sweep_;  // of what the workers left running when the last of them ended
+  bool stopping_ = false;       // they have been told to end; what they do now is no failure
+  bool stop_ordered_ = false;   // node 0 waits to hear that they have ended
   bool leader_lost_ = false;
-  int stop_signal_ = 0;  // what they were told to end with
+  int stop_signal_ = 0;   // what they were told to end with
+  bool killing_ = false;  // somebody does not want to wait any longer
   std::optional<Deadline> kill_at_;
+  std::optional<Deadline> overdue_at_;  // all must have stopped
   std::optional<Deadline> decide_at_;
   int user_signal_ = 0;
   std::optional<Deadline> same_signal_until_;
@@ -126,8 +141,10 @@ int Agent::run_job() {
       enlist(options_, signals_.get(), context_.guard.get(), [this](const auto& text) { say(text); });
   membership_ = std::move(enlisted.membership);
   path_ = std::move(enlisted.path);
+  contact_ = Contact(std::move(membership_.connections),
+                     std::chrono::milliseconds(membership_.welcome.node_timeout_ms));
   if (leads()) {
-    job_.emplace(membership_.welcome.hosts, membership_.welcome.max_restarts);
+    job_.emplace(membership_.welcome);
     issue(job_->begin());
   }
   for (;;) {
@@ -138,6 +155,7 @@ int Agent::run_job() {
     wait();
     hear_signals();
     hear_workers();
+    sweep_leftovers();
     act_on_time();
   }
   return *status_;
@@ -145,18 +163,14 @@ int Agent::run_job() {
 
 void Agent::wait() {
   std::vector<pollfd> waiting{{signals_.get(), POLLIN, 0}, {context_.guard.get(), POLLIN, 0}};
-  for (const auto& connection : membership_.connections) {
-    if (!connection || !connection->open()) continue;
-    const int events = POLLIN | (connection->wants_to_write() ? POLLOUT : 0);
-    waiting.push_back({connection->fd(), static_cast<short>(events), 0});
-  }
-  ::poll(waiting.data(), waiting.size(), next_deadline().poll_timeout());
+  contact_.add_to(waiting);
+  ::poll(waiting.data(), waiting.size(), next_deadline().poll_timeout(contact_.patience()));
   if (waiting[1].revents != 0) end_at_once();
 }
 
 Deadline Agent::next_deadline() const {
-  Deadline next = Deadline::in(1h);
-  for (const auto& at : {kill_at_, decide_at_}) {
+  Deadline next = Deadline::in(sweep_ ? kSweepEvery : std::chrono::milliseconds(1h));
+  for (const auto& at : {kill_at_, decide_at_, overdue_at_}) {
     if (at && at->remaining() < next.remaining()) next = *at;
   }
   return next;
@@ -182,7 +196,7 @@ void Agent::hear_signal(int signal) {
   if (signal == user_signal_) {
     if (signal != SIGINT || !same_signal_until_->expired()) return;
     say("SIGINT again: killing the workers");
-    stop_workers(SIGKILL);
+    kill_now();
     return tell({.kind = Event::Kind::Interrupted, .attempt = attempt_, .signal = SIGKILL});
   }
   user_signal_ = signal;
@@ -201,33 +215,43 @@ void Agent::hear_signal(int signal) {
 void Agent::hear_workers() {
   const bool had_workers = !gang_.empty();
   const auto patience = Deadline::in(300ms);  // for all together
-  for (auto& failure : gang_.reap()) {
+  for (auto& end : gang_.reap()) {
     if (stopping_) continue;
-    failure.last_lines = output_.last_lines(failure.rank, patience.remaining());
-    tell({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = std::move(failure)});
+    if (succeeded(end.wait_status)) {
+      tell({.kind = Event::Kind::Left, .attempt = attempt_, .rank = end.rank, .pid = end.pid});
+      continue;
+    }
+    end.last_lines = output_.last_lines(end.rank, patience.remaining());
+    tell({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = std::move(end)});
   }
   if (!had_workers || !gang_.empty()) return;
-  end_descendants(kLeftoverGrace);
   kill_at_.reset();
+  sweep_.emplace(killing_ ? 0ms : std::chrono::milliseconds(kLeftoverGrace));
+}
+
+// A step at a time, since signals and the other nodes must be heard meanwhile.
+void Agent::sweep_leftovers() {
+  if (!sweep_ || sweep_->step()) return;
+  sweep_.reset();
   // Also after a failure: node 0 knows which of the two it was.
   if (!stopping_) tell({.kind = Event::Kind::Finished, .attempt = attempt_});
   tell_when_stopped();
 }
 
 void Agent::tell_when_stopped() {
-  if (!gang_.empty()) return;
+  if (!gang_.empty() || sweep_) return;
   if (stop_ordered_) {
     stop_ordered_ = false;
     tell({.kind = Event::Kind::Stopped, .attempt = attempt_});
   }
-  if (leader_lost_) status_ = kLostStatus;
+  if (leader_lost_) status_ = lost_status();
 }
 
 void Agent::tell(Event event) {
   if (leads()) {
     events_.emplace_back(0, std::move(event));
   } else {
-    membership_.connections.front()->send(encode(event));
+    contact_.send_to_all(encode(event));
   }
 }
 
@@ -245,9 +269,7 @@ void Agent::process_events() {
 void Agent::issue(const std::optional<Order>& order) {
   if (!order) return;
   decide_at_.reset();
-  for (const auto& connection : membership_.connections) {
-    if (connection) connection->send(encode(*order));
-  }
+  contact_.send_to_all(encode(*order));
   obey(*order);
 }
 
@@ -258,6 +280,7 @@ void Agent::obey(const Order& order) {
     case Order::Kind::Stop:
       return stop(order);
     case Order::Kind::End:
+      if (!order.reason.empty()) say(order.reason);
       status_ = order.status;
   }
 }
@@ -265,11 +288,13 @@ void Agent::obey(const Order& order) {
 void Agent::start(int attempt) {
   attempt_ = attempt;
   stopping_ = false;
+  killing_ = false;
   stop_signal_ = 0;
+  overdue_at_.reset();
   if (attempt > 0) say(fmt::format("restart {} of {}", attempt, membership_.welcome.max_restarts));
   Failure failure{.rank = membership_.first_rank(), .host = base::host_name()};
   try {
-    return gang_.start(membership_, path_, attempt);
+    return gang_.start(membership_, path_, attempt, [this] { contact_.keep_alive(); });
   } catch (const CannotStart& error) {
     failure.wait_status = as_wait_status(error.status());
     failure.not_started = error.what();
@@ -285,6 +310,7 @@ void Agent::stop(const Order& order) {
     output_.say_at_once(failure_report(
         *order.failure,
         {.world_size = membership_.world_size(),
+         .several_nodes = membership_.nnodes() > 1,
          .attempt = order.attempt,
          .max_restarts = order.failure->not_started.empty() ? membership_.welcome.max_restarts : 0,
          .stopping = gang_.running_ranks(),
@@ -293,7 +319,13 @@ void Agent::stop(const Order& order) {
     say(order.reason + ": stopping the job");
   }
   stop_ordered_ = true;
-  stop_workers(order.signal);
+  if (order.signal == SIGKILL) {
+    kill_now();
+  } else {
+    stop_workers(order.signal);
+  }
+  overdue_at_ =
+      Deadline::in((killing_ ? 0ms : std::max(options_.grace, membership_.longest_grace)) + kStopMargin);
   tell_when_stopped();
 }
 
@@ -306,54 +338,54 @@ void Agent::stop_workers(int signal) {
   if (!kill_at_ && !gang_.empty()) kill_at_ = Deadline::in(options_.grace);
 }
 
+// The user has waited long enough: no grace for anything.
+void Agent::kill_now() {
+  killing_ = true;
+  stop_workers(SIGKILL);
+  if (sweep_) sweep_->hurry();
+}
+
 void Agent::hear_nodes() {
-  if (leads()) {
-    hear_followers();
-  } else {
-    hear_leader();
-  }
-}
-
-void Agent::hear_followers() {
-  for (size_t node = 1; node < membership_.connections.size(); ++node) {
-    auto& connection = membership_.connections[node];
-    if (!connection) continue;
-    connection->flush();
-    connection->receive();
-    std::string trouble;
-    while (const auto line = connection->next_line()) {
-      const auto event = decode_event(*line);
-      if (!event) {
-        trouble = "it sent something that is not of this protocol";
-        connection->close();
-        break;
-      }
-      events_.emplace_back(static_cast<int>(node), *event);
-    }
-    if (connection->open()) continue;
-    process_events();
-    if (trouble.empty()) trouble = connection->trouble();
-    connection.reset();
-    issue(job_->on_lost(static_cast<int>(node), trouble));
-  }
-}
-
-void Agent::hear_leader() {
-  auto& connection = *membership_.connections.front();
-  connection.flush();
-  connection.receive();
-  while (const auto line = connection.next_line()) {
-    if (const auto order = decode_order(*line)) {
-      obey(*order);
+  const auto lost = contact_.hear([this](size_t peer, const std::string& line) {
+    return leads() ? hear_follower(peer, line) : hear_leader(line);
+  });
+  for (const auto& [peer, why] : lost) {
+    if (leads()) {
+      lose_follower(peer, why);
     } else {
-      connection.close();
+      lose_leader(why);
     }
   }
-  if (connection.open() || status_ || leader_lost_) return;
+}
+
+bool Agent::hear_follower(size_t node, const std::string& line) {
+  auto event = decode_event(line);
+  if (event) events_.emplace_back(static_cast<int>(node), std::move(*event));
+  return event.has_value();
+}
+
+bool Agent::hear_leader(const std::string& line) {
+  const auto order = decode_order(line);
+  if (order) obey(*order);
+  return order.has_value();
+}
+
+void Agent::lose_follower(size_t node, const std::string& why) {
+  process_events();  // what it said before
+  const auto text = why.empty() ? "its agent closed the connection" : why;
+  // Otherwise the order to stop gives the reason.
+  if (job_->stopping())
+    say(fmt::format("node {} ({}) is lost: {}", node, membership_.welcome.hosts[node], text));
+  issue(job_->on_lost(static_cast<int>(node), text));
+}
+
+void Agent::lose_leader(const std::string& why) {
+  if (status_) return;
   leader_lost_ = true;
   say(fmt::format("node 0 ({}) is lost: {}: stopping the job", membership_.welcome.hosts.front(),
-                  connection.trouble().empty() ? "its agent closed the connection" : connection.trouble()));
+                  why.empty() ? "its agent closed the connection" : why));
   stop_workers(SIGTERM);
+  overdue_at_ = Deadline::in(options_.grace + kStopMargin);
   tell_when_stopped();
 }
 
@@ -370,12 +402,10 @@ void Agent::act_on_time() {
     decide_at_.reset();
     issue(job_->on_collected());
   }
-}
-
-void Agent::close_connections() {
-  const auto deadline = Deadline::in(2s);
-  for (const auto& connection : membership_.connections) {
-    if (connection) connection->close_gracefully(deadline);
+  if (overdue_at_ && overdue_at_->expired()) {
+    overdue_at_.reset();
+    if (leads()) issue(job_->on_overdue());
+    if (leader_lost_) status_ = lost_status();
   }
 }
 

@@ -51,6 +51,8 @@ struct Raw {
   std::string tee = "3";
   std::string grace = "30";
   std::string timeout = "300";
+  std::string node_timeout = "10";
+  std::string token_file;
   bool no_bind = false;
   bool no_heap = false;
   bool no_python = false;
@@ -139,6 +141,11 @@ class RunParser {
     value("--rdzv-backend", raw_.backend, "NAME", "static or c10d; both mean the same here",
           "PET_RDZV_BACKEND");
     value("--timeout", raw_.timeout, "SECONDS", "how long the nodes wait for each other (default 300)");
+    value("--node-timeout", raw_.node_timeout, "SECONDS",
+          "a node that says nothing for so long is lost (default 10;\nnode 0's counts)");
+    value("--token-file", raw_.token_file, "FILE",
+          "the job's secret: only nodes that know it are admitted\n(default LOCKSTEP_TOKEN, or the file in "
+          "LOCKSTEP_TOKEN_FILE)");
 
     group_ = "Accepted for torchrun's sake";
     flag("--standalone", raw_.standalone, "one node, any free port: what happens without it, too",
@@ -265,6 +272,15 @@ RunOptions RunParser::interpret(std::vector<std::string> command) const {
   options.tee = interpret_tee();
   options.grace = seconds("--grace-period", raw_.grace);
   options.timeout = seconds("--timeout", raw_.timeout);
+  options.node_timeout = seconds("--node-timeout", raw_.node_timeout);
+  if (options.node_timeout < std::chrono::seconds(1)) {
+    throw UsageError(
+        compose({.what = fmt::format("--node-timeout {} is too short", raw_.node_timeout),
+                 .evidence = "an agent may be held up for a moment on a busy machine; it must be 1 "
+                             "s at least"}));
+  }
+  options.token =
+      raw_.token_file.empty() ? base::Token::from_environment() : base::Token::from_file(raw_.token_file);
   options.bind = !raw_.no_bind;
   options.heap = !raw_.no_heap;
   if (!raw_.threads.empty())

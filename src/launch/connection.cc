@@ -1,5 +1,6 @@
 #include "launch/connection.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -11,22 +12,39 @@
 
 namespace lockstep::launch {
 
-Connection::Connection(base::Fd socket) : socket_(std::move(socket)) {
+namespace {
+
+using Clock = base::Deadline::Clock;
+
+}  // namespace
+
+Connection::Connection(base::Fd socket) : socket_(std::move(socket)), heard_at_(Clock::now()) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   const auto set = [&](int level, int option, int value) {
     ::setsockopt(socket_.get(), level, option, &value, sizeof value);
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // Silence is normal here; these ask the peer's kernel every 5 s whether the connection still exists.
+  // Silence is normal until the job runs; these ask the peer's kernel whether the connection still exists.
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 20'000);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
+}
+
+void Connection::expect_word_every(std::chrono::milliseconds longest_silence) {
+  heard_at_ = Clock::now();
+  // The caller notices first, and says it in better words; the kernel must not give up before.
+  const int patience_ms = static_cast<int>(std::min<int64_t>(longest_silence.count() + 5'000, 1 << 30));
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
+}
+
+std::chrono::milliseconds Connection::silent_for() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - heard_at_);
 }
 
 void Connection::send(std::string_view line) {
-  if (!open()) return;
+  if (!open() || send_error_ != 0) return;
   outgoing_.append(line);
   outgoing_ += '\n';
   flush();
@@ -40,27 +58,23 @@ void Connection::flush() {
     } else if (errno == EAGAIN) {
       return;
     } else if (errno != EINTR) {
-      fail(errno);
+      // The peer's last lines may still be here to be read; receive() comes to the end after them.
+      send_error_ = errno;
+      outgoing_.clear();
     }
   }
 }
 
 void Connection::receive() {
   char bytes[16 * 1024];
-  while (open()) {
+  while (open() && incoming_.size() - taken_ <= most_line_bytes_) {
     const ssize_t size = ::recv(socket_.get(), bytes, sizeof bytes, 0);
     if (size > 0) {
       incoming_.append(bytes, static_cast<size_t>(size));
-      const auto last_newline = incoming_.rfind('\n');
-      const size_t complete = last_newline == std::string::npos ? 0 : last_newline + 1;
-      if (incoming_.size() - complete > kMostLineBytes) {
-        trouble_ = "it sent a line that is too long";
-        incoming_.clear();
-        socket_.reset();
-      }
-      // Leave the rest in the kernel: whoever sends without end must not fill our memory.
-      if (incoming_.size() > 4 * kMostLineBytes) return;
+      heard_at_ = Clock::now();
     } else if (size == 0) {
+      // The kernel tells a reason once, and may have told it when we wrote.
+      if (send_error_ != 0 && send_error_ != EPIPE) trouble_ = base::errno_text(send_error_);
       socket_.reset();
     } else if (errno == EAGAIN) {
       return;
@@ -68,13 +82,22 @@ void Connection::receive() {
       fail(errno);
     }
   }
+  if (open() && incoming_.find('\n', taken_) == std::string::npos) {
+    trouble_ = "it sent a line that is too long";
+    socket_.reset();
+  }
 }
 
 std::optional<std::string> Connection::next_line() {
-  const auto newline = incoming_.find('\n');
+  const auto newline = incoming_.find('\n', taken_);
   if (newline == std::string::npos) return std::nullopt;
-  std::string line = incoming_.substr(0, newline);
-  incoming_.erase(0, newline + 1);
+  std::string line = incoming_.substr(taken_, newline - taken_);
+  taken_ = newline + 1;
+  // Not after each line: a thousand short ones would be moved a thousand times.
+  if (2 * taken_ >= incoming_.size()) {
+    incoming_.erase(0, taken_);
+    taken_ = 0;
+  }
   return line;
 }
 
@@ -90,27 +113,40 @@ std::optional<std::string> Connection::wait_for_line(base::Deadline deadline) {
   }
 }
 
-void Connection::close_gracefully(base::Deadline deadline) {
-  bool said_goodbye = false;
-  while (open() && !deadline.expired()) {
-    if (!wants_to_write() && !said_goodbye) {
-      ::shutdown(socket_.get(), SHUT_WR);
-      said_goodbye = true;
-    }
-    const int events = POLLIN | (wants_to_write() ? POLLOUT : 0);
-    pollfd waiting{fd(), static_cast<short>(events), 0};
-    ::poll(&waiting, 1, deadline.poll_timeout());
-    flush();
-    // A socket closed with unread bytes sends a reset, which may overtake what we sent last.
-    receive();
-    incoming_.clear();
+void Connection::part() {
+  flush();
+  if (open() && outgoing_.empty() && !parting_) {
+    ::shutdown(socket_.get(), SHUT_WR);
+    parting_ = true;
   }
-  close();
+  // A socket closed with unread bytes sends a reset, which may overtake what we sent last.
+  taken_ = incoming_.size();
+  receive();
+  incoming_.clear();
+  taken_ = 0;
 }
 
 void Connection::fail(int error_number) {
   trouble_ = base::errno_text(error_number);
   socket_.reset();
+}
+
+void part_from_all(const std::vector<std::unique_ptr<Connection>>& connections, base::Deadline deadline) {
+  for (;;) {
+    std::vector<pollfd> waiting;
+    for (const auto& connection : connections) {
+      if (!connection || !connection->open()) continue;
+      connection->part();
+      if (!connection->open()) continue;
+      const int events = POLLIN | (connection->wants_to_write() ? POLLOUT : 0);
+      waiting.push_back({connection->fd(), static_cast<short>(events), 0});
+    }
+    if (waiting.empty() || deadline.expired()) break;
+    ::poll(waiting.data(), waiting.size(), deadline.poll_timeout());
+  }
+  for (const auto& connection : connections) {
+    if (connection) connection->close();
+  }
 }
 
 }  // namespace lockstep::launch

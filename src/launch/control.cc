@@ -1,7 +1,11 @@
 #include "launch/control.h"
 
-#include <algorithm>
+#include <csignal>
 #include <nlohmann/json.hpp>
+
+#include "launch/lines.h"
+#include "launch/shown.h"
+#include "launch/signals.h"
 
 namespace lockstep::launch {
 
@@ -10,6 +14,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMagic = "lockstep-agent";
+
+constexpr size_t kMostNameBytes = 256;
+constexpr size_t kMostTextBytes = 4096;
+constexpr int64_t kMostMilliseconds = int64_t{1000} * 3600 * 24 * 31;
 
 // Well-formed JSON that says something that cannot be.
 struct Unexpected {};
@@ -41,13 +49,45 @@ int bounded(const Json& number, int low, int high) {
   return static_cast<int>(value);
 }
 
-// A name that may be shown on a terminal: no control characters, not endless.
+int64_t whole_in(const Json& number) {
+  if (!number.is_number_integer()) throw Unexpected();
+  return number.get<int64_t>();
+}
+
+int64_t milliseconds_in(const Json& number) {
+  const auto value = whole_in(number);
+  if (value < 0 || value > kMostMilliseconds) throw Unexpected();
+  return value;
+}
+
+// What all texts from the network go through: a name is refused when it is not fit to be shown as it is, the
+// others are made so.
 std::string name_in(const Json& object) {
   auto name = object.get<std::string>();
-  const bool clean =
-      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-  if (!clean || name.size() > 256) throw Unexpected();
+  if (shown_line(name, kMostNameBytes) != name) throw Unexpected();
   return name;
+}
+
+std::string line_in(const Json& object, size_t most_bytes) {
+  return shown_line(object.get<std::string>(), most_bytes);
+}
+
+std::string lines_in(const Json& object, std::string_view indent = kHanging) {
+  return shown_lines(object.get<std::string>(), kMostTextBytes, indent);
+}
+
+// A nonce or a proof.
+std::string digits_in(const Json& object) {
+  auto text = object.get<std::string>();
+  if (text.size() > 64 || text.find_first_not_of("0123456789abcdef") != std::string::npos) throw Unexpected();
+  return text;
+}
+
+// What the workers of another node may be sent in the name of its user; 0 for none.
+int stop_signal_in(const Json& number) {
+  const int signal = bounded(number, 0, 64);
+  if (signal != 0 && signal != SIGKILL && !is_stop_signal(signal)) throw Unexpected();
+  return signal;
 }
 
 template <size_t N>
@@ -58,7 +98,7 @@ int choice(const Json& word, const char* const (&words)[N]) {
   throw Unexpected();
 }
 
-constexpr const char* kEvents[] = {"failed", "finished", "stopped", "interrupted"};
+constexpr const char* kEvents[] = {"failed", "left", "finished", "stopped", "interrupted"};
 constexpr const char* kOrders[] = {"start", "stop", "end"};
 constexpr int kMostRanks = 1 << 24;
 constexpr int kMostAttempts = 1 << 30;
@@ -66,7 +106,19 @@ constexpr int kMostAttempts = 1 << 30;
 Json json_of(const std::optional<Failure>& failure) {
   if (!failure) return nullptr;
   Json note;
-  if (failure->note) note = {{"kind", failure->note->kind}, {"message", failure->note->message}};
+  if (failure->note) {
+    note = {{"kind", failure->note->kind},
+            {"message", failure->note->message},
+            {"culprits", failure->note->culprits}};
+  }
+  Json culprits = Json::array();
+  for (const auto& culprit : failure->culprits) {
+    culprits.push_back({{"rank", culprit.rank},
+                        {"local_rank", culprit.local_rank},
+                        {"host", culprit.host},
+                        {"ended", culprit.ended},
+                        {"pid", culprit.pid}});
+  }
   return {{"rank", failure->rank},
           {"local_rank", failure->local_rank},
           {"host", failure->host},
@@ -74,7 +126,8 @@ Json json_of(const std::optional<Failure>& failure) {
           {"wait_status", failure->wait_status},
           {"note", note},
           {"last_lines", failure->last_lines},
-          {"not_started", failure->not_started}};
+          {"not_started", failure->not_started},
+          {"culprits", culprits}};
 }
 
 std::optional<Failure> failure_of(const Json& object) {
@@ -83,26 +136,62 @@ std::optional<Failure> failure_of(const Json& object) {
   failure.rank = bounded(object.at("rank"), 0, kMostRanks);
   failure.local_rank = bounded(object.at("local_rank"), 0, kMostWorkersPerNode);
   failure.host = name_in(object.at("host"));
-  failure.pid = object.at("pid").get<int64_t>();
+  failure.pid = whole_in(object.at("pid"));
   failure.wait_status = bounded(object.at("wait_status"), 0, 0xffff);
   if (const auto& note = object.at("note"); !note.is_null()) {
-    failure.note = base::Note{note.at("kind").get<std::string>(), note.at("message").get<std::string>()};
+    failure.note = base::Note{line_in(note.at("kind"), kMostNameBytes), lines_in(note.at("message"), ""), {}};
+    for (const auto& rank : note.at("culprits")) {
+      failure.note->culprits.push_back(bounded(rank, 0, kMostRanks));
+    }
+    if (failure.note->culprits.size() > base::Note::kMostCulprits) throw Unexpected();
   }
-  failure.last_lines = object.at("last_lines").get<std::vector<std::string>>();
-  failure.not_started = object.at("not_started").get<std::string>();
+  for (const auto& line : object.at("last_lines")) {
+    failure.last_lines.push_back(line_in(line, Tail::kMostLineBytes));
+  }
+  if (failure.last_lines.size() > Tail::kMostLines) throw Unexpected();
+  failure.not_started = lines_in(object.at("not_started"));
+  for (const auto& culprit : object.at("culprits")) {
+    failure.culprits.push_back({.rank = bounded(culprit.at("rank"), 0, kMostRanks),
+                                .local_rank = bounded(culprit.at("local_rank"), 0, kMostWorkersPerNode),
+                                .host = name_in(culprit.at("host")),
+                                .ended = culprit.at("ended").get<bool>(),
+                                .pid = whole_in(culprit.at("pid"))});
+  }
+  if (failure.culprits.size() > base::Note::kMostCulprits) throw Unexpected();
   return failure;
 }
 
 }  // namespace
 
+std::string encode(const Challenge& challenge) {
+  return line_of(
+      "challenge",
+      {{"version", challenge.version}, {"nonce", challenge.nonce}, {"has_token", challenge.has_token}});
+}
+
+std::optional<Challenge> decode_challenge(std::string_view line) {
+  return read_line<Challenge>(line, "challenge", [](const Json& object) {
+    Challenge challenge;
+    challenge.version = bounded(object.at("version"), 0, 1 << 30);
+    if (challenge.version != kProtocolVersion) return challenge;  // as with a hello
+    challenge.nonce = digits_in(object.at("nonce"));
+    challenge.has_token = object.at("has_token").get<bool>();
+    return challenge;
+  });
+}
+
 std::string encode(const Hello& hello) {
   return line_of("hello", {{"version", hello.version},
+                           {"nonce", hello.nonce},
+                           {"proof", hello.proof},
+                           {"has_token", hello.has_token},
                            {"run_id", hello.run_id},
                            {"nnodes", hello.nnodes},
                            {"node_rank", hello.node_rank ? Json(*hello.node_rank) : Json()},
                            {"nproc", hello.nproc},
+                           {"grace_ms", hello.grace_ms},
                            {"host", hello.host},
-                           {"problem", hello.problem},
+                           {"problem", shown_lines(hello.problem, kMostTextBytes, kHanging)},
                            {"problem_status", hello.problem_status}});
 }
 
@@ -112,30 +201,35 @@ std::optional<Hello> decode_hello(std::string_view line) {
     hello.version = bounded(object.at("version"), 0, 1 << 30);
     // A later protocol may look different from here on; the version alone says enough to refuse it.
     if (hello.version != kProtocolVersion) return hello;
+    hello.nonce = digits_in(object.at("nonce"));
+    hello.proof = digits_in(object.at("proof"));
+    hello.has_token = object.at("has_token").get<bool>();
     hello.run_id = name_in(object.at("run_id"));
     hello.nnodes = bounded(object.at("nnodes"), 1, kMostNodes);
     if (const auto& rank = object.at("node_rank"); !rank.is_null()) {
       hello.node_rank = bounded(rank, 0, kMostNodes - 1);
     }
     hello.nproc = bounded(object.at("nproc"), 1, kMostWorkersPerNode);
+    hello.grace_ms = milliseconds_in(object.at("grace_ms"));
     hello.host = name_in(object.at("host"));
-    hello.problem = object.at("problem").get<std::string>();
+    hello.problem = lines_in(object.at("problem"));
     hello.problem_status = bounded(object.at("problem_status"), 1, 255);
     return hello;
   });
 }
 
-std::string encode_ack() { return line_of("ack", Json::object()); }
+std::string encode(const Ack& ack) { return line_of("ack", {{"proof", ack.proof}}); }
 
-bool decode_ack(std::string_view line) {
-  return read_line<bool>(line, "ack", [](const Json&) { return true; }).has_value();
+std::optional<Ack> decode_ack(std::string_view line) {
+  return read_line<Ack>(line, "ack", [](const Json& object) { return Ack{digits_in(object.at("proof"))}; });
 }
 
 std::string encode(const Welcome& welcome) {
   return line_of("welcome", {{"node_rank", welcome.node_rank},
                              {"nprocs", welcome.nprocs},
                              {"hosts", welcome.hosts},
-                             {"max_restarts", welcome.max_restarts}});
+                             {"max_restarts", welcome.max_restarts},
+                             {"node_timeout_ms", welcome.node_timeout_ms}});
 }
 
 std::optional<Welcome> decode_welcome(std::string_view line) {
@@ -145,8 +239,9 @@ std::optional<Welcome> decode_welcome(std::string_view line) {
     for (const auto& nproc : object.at("nprocs")) {
       welcome.nprocs.push_back(bounded(nproc, 1, kMostWorkersPerNode));
     }
-    welcome.hosts = object.at("hosts").get<std::vector<std::string>>();
+    for (const auto& host : object.at("hosts")) welcome.hosts.push_back(name_in(host));
     welcome.max_restarts = bounded(object.at("max_restarts"), 0, kMostAttempts);
+    welcome.node_timeout_ms = milliseconds_in(object.at("node_timeout_ms"));
     if (welcome.hosts.size() != welcome.nprocs.size() ||
         static_cast<size_t>(welcome.node_rank) >= welcome.nprocs.size()) {
       throw Unexpected();
@@ -156,12 +251,13 @@ std::optional<Welcome> decode_welcome(std::string_view line) {
 }
 
 std::string encode(const Refused& refused) {
-  return line_of("refused", {{"message", refused.message}, {"status", refused.status}});
+  return line_of("refused", {{"message", shown_lines(refused.message, kMostTextBytes, kHanging)},
+                             {"status", refused.status}});
 }
 
 std::optional<Refused> decode_refused(std::string_view line) {
   return read_line<Refused>(line, "refused", [](const Json& object) {
-    return Refused{object.at("message").get<std::string>(), bounded(object.at("status"), 1, 255)};
+    return Refused{lines_in(object.at("message")), bounded(object.at("status"), 1, 255)};
   });
 }
 
@@ -169,6 +265,8 @@ std::string encode(const Event& event) {
   return line_of("event", {{"kind", kEvents[static_cast<int>(event.kind)]},
                            {"attempt", event.attempt},
                            {"failure", json_of(event.failure)},
+                           {"rank", event.rank},
+                           {"pid", event.pid},
                            {"signal", event.signal}});
 }
 
@@ -178,8 +276,11 @@ std::optional<Event> decode_event(std::string_view line) {
     event.kind = static_cast<Event::Kind>(choice(object.at("kind"), kEvents));
     event.attempt = bounded(object.at("attempt"), 0, kMostAttempts);
     event.failure = failure_of(object.at("failure"));
-    event.signal = bounded(object.at("signal"), 0, 64);
-    if (event.kind == Event::Kind::Failed && !event.failure) {
+    event.rank = bounded(object.at("rank"), 0, kMostRanks);
+    event.pid = whole_in(object.at("pid"));
+    event.signal = stop_signal_in(object.at("signal"));
+    if ((event.kind == Event::Kind::Failed) != event.failure.has_value() ||
+        (event.kind == Event::Kind::Interrupted) != (event.signal != 0)) {
       throw Unexpected();
     }
     return event;
@@ -201,13 +302,20 @@ std::optional<Order> decode_order(std::string_view line) {
     Order order;
     order.kind = static_cast<Order::Kind>(choice(object.at("kind"), kOrders));
     order.attempt = bounded(object.at("attempt"), 0, kMostAttempts);
-    order.signal = bounded(object.at("signal"), 0, 64);
+    order.signal = stop_signal_in(object.at("signal"));
     order.failure = failure_of(object.at("failure"));
     order.restart = object.at("restart").get<bool>();
-    order.reason = object.at("reason").get<std::string>();
+    order.reason = line_in(object.at("reason"), kMostTextBytes);
     order.status = bounded(object.at("status"), 0, 255);
+    if ((order.kind == Order::Kind::Stop) != (order.signal != 0)) throw Unexpected();
     return order;
   });
+}
+
+std::string encode_alive() { return line_of("alive", Json::object()); }
+
+bool decode_alive(std::string_view line) {
+  return read_line<bool>(line, "alive", [](const Json&) { return true; }).has_value();
 }
 
 }  // namespace lockstep::launch

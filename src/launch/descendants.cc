@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <memory>
-#include <set>
 #include <string>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -15,7 +14,6 @@
 #include <unistd.h>
 #include <unordered_map>
 
-#include "base/deadline.h"
 #include "base/fd.h"
 
 namespace lockstep::launch {
@@ -23,6 +21,8 @@ namespace lockstep::launch {
 namespace {
 
 using namespace std::chrono_literals;
+
+constexpr auto kGiveUpAfter = 10s;
 
 // The parent of `pid`, or 0 when it is gone or a zombie.
 pid_t living_parent_of(const char* pid) {
@@ -70,25 +70,34 @@ std::vector<pid_t> descendants() {
   return found;
 }
 
-size_t end_descendants(std::chrono::milliseconds grace) {
-  std::set<pid_t> signalled;
-  const auto polite = base::Deadline::in(grace);
-  const auto give_up = base::Deadline::in(grace + 10s);
-  std::set<pid_t> asked;
+Sweep::Sweep(std::chrono::milliseconds grace)
+    : polite_(base::Deadline::in(grace)), give_up_(base::Deadline::in(grace + kGiveUpAfter)) {}
+
+bool Sweep::step() {
   // Being a subreaper, a process without children has no descendants either.
-  while (reap_children() && !give_up.expired()) {
-    const bool kill = polite.expired();
-    for (const pid_t pid : descendants()) {
-      if (kill) {
-        ::kill(pid, SIGKILL);
-      } else if (asked.insert(pid).second) {
-        ::kill(pid, SIGTERM);
-      }
-      signalled.insert(pid);
+  if (!reap_children() || give_up_.expired()) return false;
+  const bool kill = polite_.expired();
+  for (const pid_t pid : descendants()) {
+    const bool first = signalled_.insert(pid).second;
+    if (kill) {
+      ::kill(pid, SIGKILL);
+    } else if (first) {
+      ::kill(pid, SIGTERM);
     }
-    std::this_thread::sleep_for(2ms);
   }
-  return signalled.size();
+  return true;
+}
+
+void Sweep::hurry() {
+  if (polite_.expired()) return;
+  polite_ = base::Deadline::in(0ms);
+  give_up_ = base::Deadline::in(kGiveUpAfter);
+}
+
+size_t end_descendants(std::chrono::milliseconds grace) {
+  Sweep sweep(grace);
+  while (sweep.step()) std::this_thread::sleep_for(2ms);
+  return sweep.signalled();
 }
 
 }  // namespace lockstep::launch

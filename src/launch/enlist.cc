@@ -57,7 +57,10 @@ Enlisted enlist(const RunOptions& options, int signals, int guard,
                       .run_id = options.run_id,
                       .nproc = options.nproc,
                       .max_restarts = options.max_restarts,
-                      .timeout = options.timeout};
+                      .timeout = options.timeout,
+                      .node_timeout = options.node_timeout,
+                      .grace = options.grace,
+                      .token = options.token};
   std::string path;
   try {
     path = check_this_node(options);

@@ -39,13 +39,17 @@ tuning::Switches switches_for(const RunOptions& options) {
 
 Gang::Gang(const RunOptions& options, const Signals& signals, Output& output)
     : options_(options),
+      token_(options.token.empty() && options.nnodes == 1 ? base::Token::random() : options.token),
       signals_(signals),
       output_(output),
       inherited_(own_environment()),
       switches_(switches_for(options)),
       topology_(tuning::read_topology(tuning::affinity_of())) {
   // From whoever started us; a worker gets its own.
-  std::erase_if(inherited_, [](const auto& entry) { return entry.starts_with("LOCKSTEP_NOTE_FD="); });
+  std::erase_if(inherited_, [](const auto& entry) {
+    return entry.starts_with("LOCKSTEP_NOTE_FD=") || entry.starts_with("LOCKSTEP_TOKEN=") ||
+           entry.starts_with("LOCKSTEP_TOKEN_FILE=");
+  });
 }
 
 WorkerSpec Gang::spec_for(const Membership& membership, const std::string& path, int local_rank,
@@ -62,6 +66,7 @@ WorkerSpec Gang::spec_for(const Membership& membership, const std::string& path,
                                       .max_restarts = membership.welcome.max_restarts,
                                       .run_id = options_.run_id});
   variables.emplace_back("LOCKSTEP_RUN", "1");
+  if (!token_.empty()) variables.emplace_back("LOCKSTEP_TOKEN", token_.text());
   // Text in a pipe would come in large blocks otherwise, and be lost when the interpreter is killed.
   if (!base::env_string("PYTHONUNBUFFERED")) variables.emplace_back("PYTHONUNBUFFERED", "1");
   // init_process_group tunes the process too, and must know what was switched off.
@@ -76,7 +81,8 @@ WorkerSpec Gang::spec_for(const Membership& membership, const std::string& path,
           .cpus = plan.cpus};
 }
 
-void Gang::start(const Membership& membership, const std::string& path, int attempt) {
+void Gang::start(const Membership& membership, const std::string& path, int attempt,
+                 const std::function<void()>& meanwhile) {
   std::vector<std::shared_ptr<RankLog>> logs(static_cast<size_t>(membership.nproc()));
   if (!options_.log_dir.empty()) {
     for (size_t i = 0; i < logs.size(); ++i) {
@@ -93,6 +99,7 @@ void Gang::start(const Membership& membership, const std::string& path, int atte
       output_.attach(rank, std::move(worker.out), std::move(worker.err), tee,
                      logs[static_cast<size_t>(local_rank)]);
       running_.emplace(worker.pid, Running{rank, local_rank, std::move(worker.note)});
+      meanwhile();
     }
   } catch (...) {
     running_.clear();
@@ -121,22 +128,21 @@ void Gang::signal_workers(int signal) {
 }
 
 std::vector<Failure> Gang::reap() {
-  std::vector<Failure> failures;
+  std::vector<Failure> ends;
   for (;;) {
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
-    if (pid <= 0) return failures;
+    if (pid <= 0) return ends;
     const auto found = running_.find(pid);
     if (found == running_.end()) continue;  // a grandchild that lost its parent
     const Running worker = std::move(found->second);
     running_.erase(found);
-    if (succeeded(status)) continue;
-    failures.push_back({.rank = worker.rank,
-                        .local_rank = worker.local_rank,
-                        .host = base::host_name(),
-                        .pid = pid,
-                        .wait_status = status,
-                        .note = read_note(worker.note)});
+    ends.push_back({.rank = worker.rank,
+                    .local_rank = worker.local_rank,
+                    .host = base::host_name(),
+                    .pid = pid,
+                    .wait_status = status,
+                    .note = read_note(worker.note)});
   }
 }
 

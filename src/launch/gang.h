@@ -1,10 +1,12 @@
 // The workers of this node: started together, signalled together, waited for.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "base/token.h"
 #include "launch/environment.h"
 #include "launch/membership.h"
 #include "launch/options.h"
@@ -20,9 +22,10 @@ class Gang {
  public:
   Gang(const RunOptions& options, const Signals& signals, Output& output);
 
-  // Starts all workers of the attempt. Throws CannotStart or SystemError; whatever had been started has been
-  // killed then.
-  void start(const Membership& membership, const std::string& path, int attempt);
+  // Starts all workers of the attempt, and calls `meanwhile` after each. Throws CannotStart or SystemError;
+  // whatever had been started has been killed then.
+  void start(const Membership& membership, const std::string& path, int attempt,
+             const std::function<void()>& meanwhile);
 
   bool empty() const { return running_.empty(); }
   std::vector<int> running_ranks() const;
@@ -30,7 +33,8 @@ class Gang {
   void signal_groups(int signal);
   // To the worker alone: its helpers would not know what to do with a SIGUSR1.
   void signal_workers(int signal);
-  // Waits for all children that have ended, without blocking; returns the workers that failed.
+  // Waits for all children that have ended, without blocking; returns how the workers among them ended, also
+  // those that succeeded.
   std::vector<Failure> reap();
 
  private:
@@ -44,6 +48,7 @@ class Gang {
                       int attempt) const;
 
   const RunOptions& options_;
+  base::Token token_;
   const Signals& signals_;
   Output& output_;
   std::vector<std::string> inherited_;  // environment

@@ -46,6 +46,8 @@ int watch(pid_t agent, const Signals& signals) {
       continue;
     }
     ::kill(agent, signal);
+    // A stopped agent (SIGSTOP) must run to be able to end the job.
+    if (is_stop_signal(signal)) ::kill(agent, SIGCONT);
     // The agent has stopped the workers but goes on itself; we stop, and the shell shows its prompt.
     if (signal == SIGTSTP) ::raise(SIGSTOP);
   }

@@ -6,9 +6,10 @@
 
 namespace lockstep::launch {
 
-Job::Job(std::vector<std::string> hosts, int max_restarts)
-    : hosts_(std::move(hosts)),
-      max_restarts_(max_restarts),
+Job::Job(const Welcome& welcome)
+    : hosts_(welcome.hosts),
+      nprocs_(welcome.nprocs),
+      max_restarts_(welcome.max_restarts),
       idle_(hosts_.size(), false),
       lost_(hosts_.size(), false) {}
 
@@ -21,6 +22,9 @@ std::optional<Order> Job::on(int node, const Event& event) {
   switch (event.kind) {
     case Event::Kind::Failed:
       return on_failed(*event.failure);
+    case Event::Kind::Left:
+      on_left(node, event.rank, event.pid);
+      return std::nullopt;
     case Event::Kind::Finished:
       if (state_ != State::Running) return std::nullopt;
       idle_[static_cast<size_t>(node)] = true;
@@ -51,11 +55,40 @@ std::optional<Order> Job::on_collected() {
 }
 
 Order Job::decide() {
-  const Failure cause = choose_cause(failures_);
+  Failure cause = choose_cause(failures_);
+  cause.culprits = find_culprits();
   // A program that cannot be started will not start the next time either.
   restart_ = cause.not_started.empty() && attempt_ < max_restarts_;
   status_ = std::max(1, exit_status(cause.wait_status));
   return stop({.signal = SIGTERM, .failure = cause});
+}
+
+void Job::on_left(int node, int rank, int64_t pid) {
+  int first = 0;
+  for (int before = 0; before < node; ++before) first += nprocs_[static_cast<size_t>(before)];
+  if (rank >= first && rank < first + nprocs_[static_cast<size_t>(node)]) left_[rank] = pid;
+}
+
+std::vector<Culprit> Job::find_culprits() const {
+  std::vector<Culprit> ended;
+  std::vector<Culprit> silent;
+  const auto blamed = blamed_ranks(failures_);
+  int first = 0;
+  for (size_t node = 0; node < hosts_.size(); ++node) {
+    for (const int rank : blamed) {
+      if (rank < first || rank >= first + nprocs_[node]) continue;
+      Culprit culprit{.rank = rank, .local_rank = rank - first, .host = hosts_[node]};
+      const auto left = left_.find(rank);
+      if (left != left_.end()) {
+        culprit.ended = true;
+        culprit.pid = left->second;
+      }
+      (culprit.ended ? ended : silent).push_back(culprit);
+    }
+    first += nprocs_[node];
+  }
+  // One that waits for a rank that has ended does not answer either.
+  return ended.empty() ? silent : ended;
 }
 
 std::optional<Order> Job::on_interrupted(int node, int signal) {
@@ -82,9 +115,23 @@ std::optional<Order> Job::on_lost(int node, const std::string& why) {
   }
   restart_ = false;
   status_ = 1;
-  return stop({.signal = SIGTERM,
-               .reason = fmt::format("node {} ({}) is lost: {}", node, hosts_[static_cast<size_t>(node)],
-                                     why.empty() ? "its agent closed the connection" : why)});
+  return stop(
+      {.signal = SIGTERM,
+       .reason = fmt::format("node {} ({}) is lost: {}", node, hosts_[static_cast<size_t>(node)], why)});
+}
+
+std::optional<Order> Job::on_overdue() {
+  if (state_ != State::Stopping) return std::nullopt;
+  std::string late;
+  for (size_t node = 0; node < idle_.size(); ++node) {
+    if (idle_[node] || lost_[node]) continue;
+    lost_[node] = true;
+    late += fmt::format("{}{} ({})", late.empty() ? "" : ", ", node, hosts_[node]);
+  }
+  restart_ = false;
+  auto end = when_all_stopped();
+  end->reason = fmt::format("node {} did not stop in time: the job ends without it", late);
+  return end;
 }
 
 Order Job::stop(Order order) {
@@ -107,6 +154,7 @@ std::optional<Order> Job::when_all_stopped() {
   }
   ++attempt_;
   failures_.clear();
+  left_.clear();
   std::fill(idle_.begin(), idle_.end(), false);
   state_ = State::Running;
   return Order{.kind = Order::Kind::Start, .attempt = attempt_};

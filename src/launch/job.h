@@ -5,6 +5,7 @@
 //      └──all finished──────────────────────────────────────────────────────────────┴──> Ended
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,15 +19,18 @@ class Job {
   // How long to wait for the cause after the first failure that says that it is a consequence of another.
   static constexpr int kCollectMs = 300;
 
-  // `hosts` of the nodes, in order of node rank.
-  Job(std::vector<std::string> hosts, int max_restarts);
+  // `welcome`: of any of the nodes.
+  explicit Job(const Welcome& welcome);
 
   // Each returns the order that all nodes are to get now, if any.
   Order begin();
   std::optional<Order> on(int node, const Event& event);
   std::optional<Order> on_lost(int node, const std::string& why);
   std::optional<Order> on_collected();
+  // The nodes have had all the time there is to stop: those that have not are lost.
+  std::optional<Order> on_overdue();
 
+  bool stopping() const { return state_ == State::Stopping; }
   bool collecting() const { return state_ == State::Collecting; }
   bool ended() const { return state_ == State::Ended; }
 
@@ -35,21 +39,26 @@ class Job {
 
   std::optional<Order> on_failed(const Failure& failure);
   std::optional<Order> on_interrupted(int node, int signal);
+  void on_left(int node, int rank, int64_t pid);
   Order decide();
+  // Whom to name in place of the failed ranks; none when one of those is the cause.
+  std::vector<Culprit> find_culprits() const;
   Order stop(Order order);
   // The next order once every node that is left has stopped.
   std::optional<Order> when_all_stopped();
 
   std::vector<std::string> hosts_;
+  std::vector<int> nprocs_;
   int max_restarts_;
 
   State state_ = State::Running;
   int attempt_ = 0;
   std::vector<Failure> failures_;
-  std::vector<bool> idle_;  // by node: nothing of this attempt runs there
-  std::vector<bool> lost_;  // by node: its agent is gone
-  bool restart_ = false;    // in Stopping: what comes after it
-  int status_ = 0;          // in Stopping: with which status the job ends
+  std::map<int, int64_t> left_;  // ranks that have ended with status 0, and their pids
+  std::vector<bool> idle_;       // by node: nothing of this attempt runs there
+  std::vector<bool> lost_;       // by node: its agent is gone
+  bool restart_ = false;         // in Stopping: what comes after it
+  int status_ = 0;               // in Stopping: with which status the job ends
 };
 
 }  // namespace lockstep::launch

@@ -4,15 +4,16 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/port.h"
+#include "base/token.h"
 #include "launch/connection.h"
 #include "launch/control.h"
+#include "launch/lobby.h"
 
 namespace lockstep::launch {
 
@@ -26,10 +27,16 @@ struct JoinRequest {
   int nproc = 1;
   int max_restarts = 0;  // node 0's counts
   std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds node_timeout{};  // node 0's counts
+  std::chrono::milliseconds grace{};         // of this node's workers
+  base::Token token;                         // empty: whoever comes is admitted
   // This node cannot take part (its program does not exist); it comes only to say so, that the others need
   // not wait.
   std::string problem;
   int problem_status = 1;
+
+  // How long to try.
+  std::chrono::milliseconds patience() const;
 };
 
 struct Membership {
@@ -38,6 +45,8 @@ struct Membership {
   uint16_t master_port = 0;
   // Node 0 only: keeps the port for rank 0's store as long as the job lives.
   std::unique_ptr<base::PortReservation> reservation;
+  // Node 0 only: of the workers of all nodes.
+  std::chrono::milliseconds longest_grace{};
   // Node 0: one for each node, its own null. The others: the one to node 0.
   std::vector<std::unique_ptr<Connection>> connections;
 
@@ -47,8 +56,6 @@ struct Membership {
   int first_rank() const;
   int world_size() const;
 };
-
-using Warn = std::function<void(const std::string&)>;
 
 // A job of one node: no connections. `port` 0 chooses a free one. Throws SystemError when the port is taken.
 Membership alone(int nproc, int max_restarts, uint16_t port);

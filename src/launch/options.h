@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/token.h"
+
 namespace lockstep::launch {
 
 // torchrun's --tee: 0 none, 1 stdout, 2 stderr, 3 both; for all workers or by local rank.
@@ -34,6 +36,8 @@ struct RunOptions {
   Tee tee;
   std::chrono::milliseconds grace{};
   std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds node_timeout{};
+  base::Token token;  // that the user gave; empty for none
   bool bind = true;
   bool heap = true;
   std::optional<int> threads;

@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "launch/shown.h"
+
 namespace lockstep::launch {
 
 namespace {
+
+// What a worker wrote may be shown to somebody who did not write the program.
+constexpr size_t kMostShown = 8192;
 
 std::string hint_for(const Failure& failure, const ReportContext& context) {
   auto hint = hint_for_end(failure.wait_status);
@@ -14,6 +19,29 @@ std::string hint_for(const Failure& failure, const ReportContext& context) {
   if (context.log_dir.empty()) return "--log-dir DIR keeps the whole output of each rank in a file";
   return fmt::format("its whole output is in {}/rank_{}.log on {}", context.log_dir, failure.rank,
                      failure.host);
+}
+
+std::string headline_of(const Failure& failure, const ReportContext& context) {
+  return fmt::format(
+      "lockstep run: rank {} {}\n"
+      "  rank {} of {}, local rank {}, host {}, pid {}\n",
+      failure.rank, describe_end(failure.wait_status), failure.rank, context.world_size, failure.local_rank,
+      failure.host, failure.pid);
+}
+
+std::string headline_of(const std::vector<Culprit>& culprits, const Failure& failure,
+                        const ReportContext& context) {
+  std::vector<int> ranks;
+  std::string where;
+  for (const auto& culprit : culprits) {
+    ranks.push_back(culprit.rank);
+    where += fmt::format("  rank {} of {}, local rank {}, host {}{}\n", culprit.rank, context.world_size,
+                         culprit.local_rank, culprit.host,
+                         culprit.ended ? fmt::format(", pid {}", culprit.pid) : "");
+  }
+  return fmt::format("lockstep run: rank {} {}\n{}  rank {} {} because of it (host {}, pid {})\n",
+                     rank_ranges(ranks), describe_culprits(culprits), where, failure.rank,
+                     describe_end(failure.wait_status), failure.host, failure.pid);
 }
 
 // Each line of `text` on a line of its own, indented.
@@ -33,23 +61,27 @@ std::string failure_report(const Failure& failure, const ReportContext& context)
   if (!failure.not_started.empty()) {
     return fmt::format("lockstep run: {}\n", failure.not_started);
   }
-  std::string report =
-      fmt::format("lockstep run: rank {} {}\n", failure.rank, describe_end(failure.wait_status));
-  report += fmt::format("  rank {} of {}, local rank {}, host {}, pid {}\n", failure.rank, context.world_size,
-                        failure.local_rank, failure.host, failure.pid);
+  std::string report = failure.culprits.empty() ? headline_of(failure, context)
+                                                : headline_of(failure.culprits, failure, context);
   if (failure.note) {
-    report +=
-        "  its error:\n" + indented(fmt::format("{}: {}", failure.note->kind, failure.note->message), "    ");
+    report += "  its error:\n" +
+              indented(shown_lines(fmt::format("{}: {}", failure.note->kind, failure.note->message),
+                                   kMostShown, ""),
+                       "    ");
   }
   if (failure.last_lines.empty()) {
     report += "  it printed nothing\n";
   } else {
     report += "  its last lines:\n";
-    for (const auto& line : failure.last_lines) report += fmt::format("    | {}\n", line);
+    for (const auto& line : failure.last_lines) {
+      report += fmt::format("    | {}\n", shown_line(line, kMostShown));
+    }
   }
-  if (!context.stopping.empty()) {
-    report += fmt::format("  stopping the other ranks{}: {}\n",
-                          context.world_size > static_cast<int>(context.stopping.size()) + 1 ? " here" : "",
+  if (!context.stopping.empty() && !failure.culprits.empty()) {
+    report += fmt::format("  stopping the ranks that are left{}: {}\n", context.several_nodes ? " here" : "",
+                          rank_ranges(context.stopping));
+  } else if (!context.stopping.empty()) {
+    report += fmt::format("  stopping the other ranks{}: {}\n", context.several_nodes ? " here" : "",
                           rank_ranges(context.stopping));
   }
   if (context.attempt < context.max_restarts) {

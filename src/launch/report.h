@@ -10,6 +10,7 @@ namespace lockstep::launch {
 
 struct ReportContext {
   int world_size = 1;
+  bool several_nodes = false;
   int attempt = 0;
   int max_restarts = 0;
   std::vector<int> stopping;  // ranks of this node that were still running

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <poll.h>
 #include <string>
 #include <sys/prctl.h>
@@ -27,9 +28,11 @@
 #include "base/host.h"
 #include "base/note.h"
 #include "base/port.h"
+#include "base/token.h"
 #include "launch/control.h"
 #include "launch/environment.h"
 #include "launch/limits.h"
+#include "launch/report.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
@@ -85,7 +88,7 @@ bool run_body(int rank, const std::function<void(int)>& body) {
 }
 
 // noexcept: an exception from here must not reach the parent's code below, of which this process has a copy.
-[[noreturn]] void become_rank(const launch::Place& place, int note_fd, pid_t parent,
+[[noreturn]] void become_rank(const launch::Place& place, const base::Token& token, int note_fd, pid_t parent,
                               const std::function<void(int)>& body) noexcept {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -93,6 +96,8 @@ bool run_body(int rank, const std::function<void(int)>& body) {
   launch::raise_open_files();
   for (const auto& [name, value] : launch::variables_of(place)) ::setenv(name.c_str(), value.c_str(), 1);
   ::setenv("LOCKSTEP_NOTE_FD", std::to_string(note_fd).c_str(), 1);
+  ::setenv("LOCKSTEP_TOKEN", token.text().c_str(), 1);
+  ::unsetenv("LOCKSTEP_TOKEN_FILE");
   bool good = false;
   // On a new thread: the OpenMP runtime keeps a pool of threads for each thread that starts parallel work.
   // The one of the forking thread did not survive the fork, and its owner would wait for it for ever. A new
@@ -126,9 +131,10 @@ class Family {
     }
   }
 
-  // Returns when all have ended. The failures come in the order in which they were seen.
-  std::vector<Failure> wait() {
-    std::vector<Failure> failures;
+  // Returns when all have ended; with the cause when they did not all succeed.
+  std::optional<Failure> wait() {
+    std::vector<Failure> failures;  // in the order in which they were seen
+    std::optional<Failure> cause;
     std::optional<Deadline> decide_at;
     std::optional<Deadline> kill_at;
     while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
@@ -140,6 +146,7 @@ class Family {
         if (!decide_at) decide_at = Deadline::in(kCollect);
         if (!launch::is_consequence(launch::choose_cause(failures)) || decide_at->expired()) {
           decide_at.reset();
+          cause = verdict_on(failures);
           signal_all(SIGTERM);
           kill_at = Deadline::in(kGrace);
         }
@@ -149,10 +156,24 @@ class Family {
         kill_at = Deadline::in(1h);
       }
     }
-    return failures;
+    if (!cause && !failures.empty()) cause = verdict_on(failures);
+    return cause;
   }
 
  private:
+  Failure verdict_on(const std::vector<Failure>& failures) const {
+    Failure cause = launch::choose_cause(failures);
+    std::vector<launch::Culprit> silent;
+    for (const int rank : launch::blamed_ranks(failures)) {
+      if (rank >= nprocs_) continue;
+      const auto& child = children_[static_cast<size_t>(rank)];
+      (child.ended ? cause.culprits : silent)
+          .push_back({.rank = rank, .ended = child.ended, .pid = child.pid});
+    }
+    if (cause.culprits.empty()) cause.culprits = std::move(silent);
+    return cause;
+  }
+
   static std::chrono::milliseconds remaining(const std::optional<Deadline>& deadline) {
     return deadline ? deadline->remaining() : std::chrono::milliseconds(1h);
   }
@@ -173,7 +194,7 @@ class Family {
         child.handle.reset();
       }
       read_end.reset();
-      become_rank(place, write_end.get(), parent, body_);
+      become_rank(place, token_, write_end.get(), parent, body_);
     }
     ::setpgid(pid, pid);
     Child child{.rank = place.rank, .pid = pid, .note = std::move(read_end)};
@@ -239,6 +260,7 @@ class Family {
   int nprocs_;
   const std::function<void(int)>& body_;
   base::PortReservation reservation_{base::Reach::ThisMachine};
+  base::Token token_ = base::Token::random();
   std::vector<Child> children_;
 };
 
@@ -260,7 +282,13 @@ void check(int nprocs, const std::function<void(int)>& body) {
 }
 
 [[noreturn]] void raise(const Failure& cause, int nprocs) {
-  const auto who = fmt::format("rank {} of {} failed", cause.rank, nprocs);
+  std::string who = fmt::format("rank {} of {} failed", cause.rank, nprocs);
+  if (!cause.culprits.empty()) {
+    std::vector<int> ranks;
+    for (const auto& culprit : cause.culprits) ranks.push_back(culprit.rank);
+    who = fmt::format("rank {} of {} {}; rank {} said", launch::rank_ranges(ranks), nprocs,
+                      launch::describe_culprits(cause.culprits), cause.rank);
+  }
   // A note of a rank that then was killed (abort after a message) still says more than the signal.
   if (!cause.note) {
     throw PeerLostError(compose({.what = who,
@@ -283,13 +311,13 @@ void spawn(int nprocs, std::function<void(int rank)> body) {
   // What is in the buffers now would be written once more by each child.
   std::cout.flush();
   std::fflush(nullptr);
-  std::vector<Failure> failures;
+  std::optional<Failure> cause;
   {
     Family family(nprocs, body);
     family.start();
-    failures = family.wait();
+    cause = family.wait();
   }
-  if (!failures.empty()) raise(launch::choose_cause(failures), nprocs);
+  if (cause) raise(*cause, nprocs);
 }
 
 }  // namespace lockstep

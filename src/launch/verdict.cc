@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstring>
 #include <fmt/format.h>
+#include <set>
 #include <sys/wait.h>
 
 namespace lockstep::launch {
@@ -15,6 +16,24 @@ bool is_consequence(const Failure& failure) {
 const Failure& choose_cause(const std::vector<Failure>& failures) {
   const auto cause = std::find_if_not(failures.begin(), failures.end(), is_consequence);
   return cause != failures.end() ? *cause : failures.front();
+}
+
+std::vector<int> blamed_ranks(const std::vector<Failure>& failures) {
+  std::set<int> failed;
+  for (const auto& failure : failures) failed.insert(failure.rank);
+  std::optional<std::set<int>> agreed;
+  for (const auto& failure : failures) {
+    if (!is_consequence(failure)) return {};
+    std::set<int> named;
+    for (const int rank : failure.note->culprits) {
+      if (!failed.contains(rank)) named.insert(rank);
+    }
+    if (named.empty()) continue;  // it knows of none, or only of ranks that have reasons of their own
+    if (agreed) std::erase_if(*agreed, [&](int rank) { return !named.contains(rank); });
+    if (!agreed) agreed = std::move(named);
+  }
+  if (!agreed) return {};
+  return {agreed->begin(), agreed->end()};
 }
 
 bool succeeded(int wait_status) { return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0; }
@@ -31,6 +50,11 @@ std::string describe_end(int wait_status) {
   // strsignal is not thread-safe; this one is.
   const char* words = ::sigdescr_np(signal);
   return fmt::format("was killed by signal {} ({})", signal, words != nullptr ? words : "unknown");
+}
+
+std::string describe_culprits(const std::vector<Culprit>& culprits) {
+  return culprits.front().ended ? "ended with status 0 while the others were still working"
+                                : "did not answer";
 }
 
 std::string hint_for_end(int wait_status) {

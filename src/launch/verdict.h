@@ -11,6 +11,17 @@
 
 namespace lockstep::launch {
 
+// A rank that did not fail itself, but that the failed ones name as the reason.
+struct Culprit {
+  int rank = 0;
+  int local_rank = 0;
+  std::string host;
+  bool ended = false;  // with status 0; otherwise it runs, and does not answer
+  int64_t pid = 0;     // of one that has ended
+
+  bool operator==(const Culprit&) const = default;
+};
+
 struct Failure {
   int rank = 0;
   int local_rank = 0;
@@ -19,7 +30,8 @@ struct Failure {
   int wait_status = 0;  // as waitpid(2) gives it
   std::optional<base::Note> note;
   std::vector<std::string> last_lines;
-  std::string not_started;  // why it could not even be started; empty when it ran
+  std::string not_started;        // why it could not even be started; empty when it ran
+  std::vector<Culprit> culprits;  // of a verdict: who is to be named in this one's place
 
   bool operator==(const Failure&) const = default;
 };
@@ -31,6 +43,11 @@ bool is_consequence(const Failure& failure);
 // they were seen, not empty.
 const Failure& choose_cause(const std::vector<Failure>& failures);
 
+// The ranks that the failures, all of them consequences, name as their reason: those that each names that
+// names any, without the failed ones themselves. Empty when there is another cause, or when they do not
+// agree.
+std::vector<int> blamed_ranks(const std::vector<Failure>& failures);
+
 bool succeeded(int wait_status);
 // What a shell makes of it: the status itself, or 128 + signal.
 int exit_status(int wait_status);
@@ -38,6 +55,8 @@ int exit_status(int wait_status);
 int as_wait_status(int status);
 // "exited with status 3", "was killed by signal 11 (Segmentation fault)"
 std::string describe_end(int wait_status);
+// "ended with status 0 while the others were still working", "did not answer"
+std::string describe_culprits(const std::vector<Culprit>& culprits);
 // What to do next about a process that ended like this; empty when nothing is known that helps.
 std::string hint_for_end(int wait_status);
 

@@ -31,6 +31,8 @@ TEST(Arguments, Defaults) {
   EXPECT_EQ(options.max_restarts, 0);
   EXPECT_EQ(options.grace, std::chrono::seconds(30));
   EXPECT_EQ(options.timeout, std::chrono::seconds(300));
+  EXPECT_EQ(options.node_timeout, std::chrono::seconds(10));
+  EXPECT_TRUE(options.token.empty());
   EXPECT_TRUE(options.bind);
   EXPECT_TRUE(options.heap);
   EXPECT_FALSE(options.threads);

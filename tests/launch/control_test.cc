@@ -1,5 +1,6 @@
 #include "launch/control.h"
 
+#include <csignal>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -11,28 +12,40 @@ namespace {
 Failure some_failure() {
   Failure failure{
       .rank = 5, .local_rank = 1, .host = "h", .pid = 12, .wait_status = 11, .last_lines = {"a\"b", "c"}};
-  failure.note = base::Note{"TimeoutError", "rank 3 is missing"};
+  failure.note = base::Note{"TimeoutError", "rank 3 is missing\nhint: look", {3}};
+  failure.culprits = {{.rank = 3, .local_rank = 1, .host = "i", .ended = true, .pid = 13}};
   return failure;
 }
 
 TEST(Control, MessagesSurviveTheTrip) {
-  const Hello hello{.run_id = "j",
+  const Challenge challenge{.nonce = "0a", .has_token = true};
+  EXPECT_EQ(decode_challenge(encode(challenge)), challenge);
+  const Hello hello{.nonce = "1b",
+                    .proof = "2c",
+                    .has_token = true,
+                    .run_id = "j",
                     .nnodes = 3,
                     .node_rank = 2,
                     .nproc = 4,
+                    .grace_ms = 2'592'000'000,
                     .host = "h",
                     .problem = "p",
                     .problem_status = 127};
   EXPECT_EQ(decode_hello(encode(hello)), hello);
   const Hello by_arrival{.run_id = "j", .nnodes = 3, .nproc = 4, .host = "h"};
   EXPECT_EQ(decode_hello(encode(by_arrival)), by_arrival);
-  const Welcome welcome{.node_rank = 1, .nprocs = {4, 2}, .hosts = {"a", "b"}, .max_restarts = 3};
+  const Welcome welcome{
+      .node_rank = 1, .nprocs = {4, 2}, .hosts = {"a", "b"}, .max_restarts = 3, .node_timeout_ms = 10'000};
   EXPECT_EQ(decode_welcome(encode(welcome)), welcome);
-  EXPECT_TRUE(decode_ack(encode_ack()));
+  const Ack ack{"3d"};
+  EXPECT_EQ(decode_ack(encode(ack)), ack);
+  EXPECT_TRUE(decode_alive(encode_alive()));
   const Refused refused{"no", 2};
   EXPECT_EQ(decode_refused(encode(refused)), refused);
   const Event event{.kind = Event::Kind::Failed, .attempt = 2, .failure = some_failure()};
   EXPECT_EQ(decode_event(encode(event)), event);
+  const Event left{.kind = Event::Kind::Left, .attempt = 2, .rank = 7, .pid = 99};
+  EXPECT_EQ(decode_event(encode(left)), left);
   const Order order{.kind = Order::Kind::Stop,
                     .attempt = 1,
                     .signal = 15,
@@ -44,7 +57,7 @@ TEST(Control, MessagesSurviveTheTrip) {
 }
 
 TEST(Control, ALineIsOneLine) {
-  Order order{.kind = Order::Kind::Stop, .failure = some_failure()};
+  Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = some_failure()};
   order.failure->last_lines = {"with\nnewline", std::string("\xff\x00\x80", 3)};
   EXPECT_EQ(encode(order).find('\n'), std::string::npos);
   EXPECT_TRUE(decode_order(encode(order)));
@@ -55,7 +68,7 @@ TEST(Control, WhatIsNotExactlyRightIsRefused) {
   for (const std::string& line :
        {std::string(), std::string("{}"), std::string("[1]"), std::string("GET / HTTP/1.1"),
         std::string("{\"type\":\"hello\"}"), std::string("{\"magic\":\"lockstep-agent\",\"type\":\"hello\"}"),
-        std::string(10000, '['), encode_ack()}) {
+        std::string(10000, '['), encode(Ack{})}) {
     EXPECT_FALSE(decode_hello(line)) << line.substr(0, 60);
   }
   const auto changed = [&](const std::string& from, const std::string& to) {
@@ -69,6 +82,44 @@ TEST(Control, WhatIsNotExactlyRightIsRefused) {
   EXPECT_FALSE(decode_hello(changed("\"node_rank\":null", "\"node_rank\":1000000")));
   // Another version is understood as far as is needed to say so.
   EXPECT_EQ(decode_hello("{\"magic\":\"lockstep-agent\",\"type\":\"hello\",\"version\":9}")->version, 9);
+}
+
+TEST(Control, OnlySignalsThatStopTravel) {
+  const auto interrupted = [](int signal) {
+    return decode_event(encode(Event{.kind = Event::Kind::Interrupted, .signal = signal})).has_value();
+  };
+  const auto stop = [](int signal) {
+    return decode_order(encode(Order{.kind = Order::Kind::Stop, .signal = signal})).has_value();
+  };
+  for (int signal = -1; signal <= 65; ++signal) {
+    const bool stops =
+        signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT || signal == SIGKILL;
+    EXPECT_EQ(interrupted(signal), stops) << signal;
+    EXPECT_EQ(stop(signal), stops) << signal;
+  }
+}
+
+TEST(Control, TextsAreFitToBeShown) {
+  const std::string evil = "a\x1b[2J\nb";
+  const auto refused = decode_refused(encode(Refused{evil, 2}));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->message, "a\\x1b[2J\n  b");
+  EXPECT_EQ(decode_hello(encode(Hello{.host = "h", .problem = evil}))->problem, "a\\x1b[2J\n  b");
+  // Names are not mended: nobody has such a one.
+  EXPECT_FALSE(decode_hello(encode(Hello{.host = evil})));
+  EXPECT_FALSE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {evil}})));
+  Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = Failure{}, .reason = evil};
+  order.failure->note = base::Note{"Kind\n", evil, {}};
+  order.failure->last_lines = {evil, std::string(1 << 20, 'x')};
+  order.failure->not_started = evil;
+  const auto decoded = decode_order(encode(order));
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->reason, "a\\x1b[2J\\x0ab");
+  EXPECT_EQ(decoded->failure->note->kind, "Kind\\x0a");
+  EXPECT_EQ(decoded->failure->note->message, "a\\x1b[2J\nb");
+  EXPECT_EQ(decoded->failure->last_lines[0], "a\\x1b[2J\\x0ab");
+  EXPECT_LE(decoded->failure->last_lines[1].size(), 1000U);
+  EXPECT_EQ(decoded->failure->not_started, "a\\x1b[2J\n  b");
 }
 
 class ConnectionTest : public ::testing::Test {
@@ -101,6 +152,17 @@ TEST_F(ConnectionTest, LinesBeforeTheEndAreStillRead) {
   EXPECT_EQ(b_->next_line(), "last");
 }
 
+TEST_F(ConnectionTest, LinesBeforeTheEndAreReadAlthoughNothingCanBeSent) {
+  a_->send("last");
+  a_->close();
+  b_->send("too late");
+  b_->send("too late");
+  b_->receive();
+  EXPECT_FALSE(b_->open());
+  EXPECT_EQ(b_->trouble(), "");
+  EXPECT_EQ(b_->next_line(), "last");
+}
+
 TEST_F(ConnectionTest, AnEndlessLineIsCutOff) {
   const std::string much(64 * 1024, 'x');
   for (int i = 0; i < 100 && b_->open(); ++i) {
@@ -111,7 +173,22 @@ TEST_F(ConnectionTest, AnEndlessLineIsCutOff) {
   EXPECT_NE(b_->trouble().find("too long"), std::string::npos);
 }
 
+TEST_F(ConnectionTest, LinesThatNobodyTakesDoNotFillTheMemory) {
+  const std::string newlines(64 * 1024, '\n');
+  size_t sent = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const auto size = ::send(a_->fd(), newlines.data(), newlines.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (size > 0) sent += static_cast<size_t>(size);
+    b_->receive();
+  }
+  // What the kernel holds, and a little more.
+  EXPECT_LT(sent, size_t{8} * 1024 * 1024);
+  EXPECT_TRUE(b_->open());
+  EXPECT_EQ(b_->next_line(), "");
+}
+
 TEST_F(ConnectionTest, MoreThanTheKernelHoldsIsSentBitByBit) {
+  b_->trust();
   const std::string big(200 * 1024, 'x');
   for (int i = 0; i < 10; ++i) a_->send(big);
   EXPECT_TRUE(a_->wants_to_write());

@@ -8,6 +8,11 @@ namespace {
 
 using Kind = Order::Kind;
 
+// One worker on each.
+Welcome nodes(std::vector<std::string> hosts, int max_restarts) {
+  return {
+      .nprocs = std::vector<int>(hosts.size(), 1), .hosts = std::move(hosts), .max_restarts = max_restarts};
+}
 Event failed(int rank, int status = 3, const char* note = nullptr, int attempt = 0) {
   Failure failure{.rank = rank, .wait_status = as_wait_status(status)};
   if (note != nullptr) failure.note = base::Note{note, "…"};
@@ -18,7 +23,7 @@ Event stopped(int attempt = 0) { return {.kind = Event::Kind::Stopped, .attempt 
 Event interrupted(int signal) { return {.kind = Event::Kind::Interrupted, .signal = signal}; }
 
 TEST(Job, SucceedsWhenAllNodesHaveFinished) {
-  Job job({"a", "b"}, 0);
+  Job job(nodes({"a", "b"}, 0));
   EXPECT_EQ(job.begin().kind, Kind::Start);
   EXPECT_FALSE(job.on(0, finished()));
   const auto end = job.on(1, finished());
@@ -29,7 +34,7 @@ TEST(Job, SucceedsWhenAllNodesHaveFinished) {
 }
 
 TEST(Job, AFailureStopsAllAndGivesItsStatus) {
-  Job job({"a", "b"}, 0);
+  Job job(nodes({"a", "b"}, 0));
   const auto stop = job.on(1, failed(5));
   ASSERT_TRUE(stop);
   EXPECT_EQ(stop->kind, Kind::Stop);
@@ -44,7 +49,7 @@ TEST(Job, AFailureStopsAllAndGivesItsStatus) {
 }
 
 TEST(Job, AConsequenceWaitsForItsCause) {
-  Job job({"a", "b"}, 0);
+  Job job(nodes({"a", "b"}, 0));
   EXPECT_FALSE(job.on(0, failed(0, 1, "PeerLostError")));
   EXPECT_TRUE(job.collecting());
   const auto stop = job.on(1, failed(2, 7));
@@ -53,7 +58,7 @@ TEST(Job, AConsequenceWaitsForItsCause) {
 }
 
 TEST(Job, AConsequenceAloneIsTheCauseInTheEnd) {
-  Job job({"a"}, 0);
+  Job job(nodes({"a"}, 0));
   EXPECT_FALSE(job.on(0, failed(1, 1, "TimeoutError")));
   EXPECT_FALSE(job.on(0, failed(0, 1, "TimeoutError")));
   const auto stop = job.on_collected();
@@ -62,8 +67,26 @@ TEST(Job, AConsequenceAloneIsTheCauseInTheEnd) {
   EXPECT_FALSE(job.on_collected());
 }
 
+TEST(Job, ARankThatEndedWellAndIsBlamedIsTheCulprit) {
+  Job job({.nprocs = {2, 2}, .hosts = {"a", "b"}});
+  EXPECT_FALSE(job.on(1, {.kind = Event::Kind::Left, .rank = 3, .pid = 77}));
+  EXPECT_FALSE(job.on(1, {.kind = Event::Kind::Left, .rank = 0, .pid = 78}));  // not one of its own
+  for (const int rank : {1, 2}) {
+    auto event = failed(rank, 5, "PeerLostError");
+    event.failure->note->culprits = {0, 3};
+    EXPECT_FALSE(job.on(rank / 2, event));
+  }
+  const auto stop = job.on_collected();
+  ASSERT_TRUE(stop);
+  EXPECT_EQ(stop->failure->rank, 1);
+  const Culprit culprit{.rank = 3, .local_rank = 1, .host = "b", .ended = true, .pid = 77};
+  EXPECT_EQ(stop->failure->culprits, std::vector<Culprit>{culprit});
+  EXPECT_FALSE(job.on(0, stopped()));
+  EXPECT_EQ(job.on(1, stopped())->status, 5);
+}
+
 TEST(Job, RestartsAsOftenAsAllowed) {
-  Job job({"a", "b"}, 1);
+  Job job(nodes({"a", "b"}, 1));
   EXPECT_TRUE(job.on(0, failed(0))->restart);
   EXPECT_FALSE(job.on(0, stopped()));
   const auto start = job.on(1, stopped());
@@ -80,7 +103,7 @@ TEST(Job, RestartsAsOftenAsAllowed) {
 }
 
 TEST(Job, AProgramThatCannotStartIsNotTriedAgain) {
-  Job job({"a"}, 5);
+  Job job(nodes({"a"}, 5));
   auto event = failed(0, 127);
   event.failure->not_started = "no such file";
   EXPECT_FALSE(job.on(0, event)->restart);
@@ -88,7 +111,7 @@ TEST(Job, AProgramThatCannotStartIsNotTriedAgain) {
 }
 
 TEST(Job, ASignalOfTheUserIsFinal) {
-  Job job({"a", "b"}, 5);
+  Job job(nodes({"a", "b"}, 5));
   const auto stop = job.on(1, interrupted(SIGINT));
   ASSERT_TRUE(stop);
   EXPECT_EQ(stop->signal, SIGINT);
@@ -102,15 +125,15 @@ TEST(Job, ASignalOfTheUserIsFinal) {
 }
 
 TEST(Job, ASignalDuringARestartEndsIt) {
-  Job job({"a"}, 5);
+  Job job(nodes({"a"}, 5));
   EXPECT_TRUE(job.on(0, failed(0))->restart);
   EXPECT_TRUE(job.on(0, interrupted(SIGTERM)));
   EXPECT_EQ(job.on(0, stopped())->status, 143);
 }
 
 TEST(Job, ALostNodeIsFinal) {
-  Job job({"a", "b", "c"}, 5);
-  const auto stop = job.on_lost(2, "");
+  Job job(nodes({"a", "b", "c"}, 5));
+  const auto stop = job.on_lost(2, "why");
   ASSERT_TRUE(stop);
   EXPECT_NE(stop->reason.find("node 2 (c) is lost"), std::string::npos);
   EXPECT_FALSE(job.on(0, stopped()));
@@ -118,17 +141,30 @@ TEST(Job, ALostNodeIsFinal) {
 }
 
 TEST(Job, ANodeLostWhileStoppingDoesNotHoldTheOthersUp) {
-  Job job({"a", "b"}, 5);
+  Job job(nodes({"a", "b"}, 5));
   EXPECT_TRUE(job.on(0, failed(0))->restart);
   EXPECT_FALSE(job.on(0, stopped()));
-  const auto end = job.on_lost(1, "");
+  const auto end = job.on_lost(1, "why");
   ASSERT_TRUE(end);
   EXPECT_EQ(end->kind, Kind::End);
   EXPECT_EQ(end->status, 3);
 }
 
+TEST(Job, NodesThatDoNotStopInTimeAreLost) {
+  Job job(nodes({"a", "b", "c"}, 5));
+  EXPECT_FALSE(job.on_overdue());
+  EXPECT_TRUE(job.on(0, failed(0))->restart);
+  EXPECT_FALSE(job.on(0, stopped()));
+  const auto end = job.on_overdue();
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->kind, Kind::End);
+  EXPECT_EQ(end->status, 3);
+  EXPECT_NE(end->reason.find("node 1 (b), 2 (c) did not stop in time"), std::string::npos) << end->reason;
+  EXPECT_TRUE(job.ended());
+}
+
 TEST(Job, AFailedRankWithStatusZeroStillFails) {
-  Job job({"a"}, 0);
+  Job job(nodes({"a"}, 0));
   EXPECT_TRUE(job.on(0, failed(0, 0)));
   EXPECT_EQ(job.on(0, stopped())->status, 1);
 }

@@ -1,43 +1,13 @@
-// Several nodes: several `lockstep run` on this machine, over loopback.
+// Several nodes that get along, and that fail: several `lockstep run` on this machine, over loopback.
+#include "nodes.h"
+
 #include <csignal>
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/port.h"
-#include "harness.h"
-#include "launch/connection.h"
-#include "launch/control.h"
-
 namespace lockstep::launch::testing {
 namespace {
-
-using namespace std::chrono_literals;
-
-class NodesTest : public LaunchTest {
- protected:
-  // One node of `nnodes`; the rest of the words goes to lockstep run.
-  std::unique_ptr<Process> node(int rank, int nnodes, const Words& rest) {
-    Words words{"--nnodes",  std::to_string(nnodes), "--node-rank", std::to_string(rank), "--master-addr",
-                "127.0.0.1", "--master-port",        port()};
-    words.insert(words.end(), rest.begin(), rest.end());
-    return run(words);
-  }
-  std::unique_ptr<Process> arriving(int nnodes, const Words& rest) {
-    Words words{"--nnodes",        std::to_string(nnodes),
-                "--rdzv-endpoint", "127.0.0.1:" + port(),
-                "--rdzv-backend",  "c10d"};
-    words.insert(words.end(), rest.begin(), rest.end());
-    return run(words);
-  }
-  std::string port() const { return std::to_string(reservation_.port()); }
-  static bool has(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-  }
-
-  // Held for the whole test: nobody else is given the port, and the agents may listen on it all the same.
-  base::PortReservation reservation_{base::Reach::Everyone};
-};
 
 TEST_F(NodesTest, RanksAndEnvironmentWithDifferentNumbersOfWorkers) {
   auto second = node(1, 2, {"--nproc-per-node", "1", "PROBE", "env"});
@@ -193,27 +163,6 @@ TEST_F(NodesTest, NodesOfAnotherJobOrSizeAreRefused) {
   EXPECT_EQ(second->wait(), 0) << second->err();
 }
 
-TEST_F(NodesTest, GarbageOnTheControlPortDoesNoHarm) {
-  auto first = node(0, 2, {"PROBE", "say=fine"});
-  const auto connect = [&] {
-    return base::connect_to("127.0.0.1", reservation_.port(), base::Deadline::in(10s));
-  };
-  const auto send = [](const base::Fd& socket, const std::string& text) {
-    static_cast<void>(::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL));
-  };
-  const auto silent = connect();
-  const auto http = connect();
-  send(http, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-  const auto endless = connect();
-  for (int i = 0; i < 40; ++i) send(endless, std::string(16 * 1024, 'x'));
-  { const auto gone = connect(); }
-  EXPECT_TRUE(first->wait_for_text("is not from a lockstep agent"));
-  EXPECT_TRUE(first->wait_for_text("too long"));
-  auto second = node(1, 2, {"PROBE", "say=fine"});
-  EXPECT_EQ(first->wait(), 0) << first->err();
-  EXPECT_EQ(second->wait(), 0) << second->err();
-}
-
 TEST_F(NodesTest, APortHeldByAnotherProgramIsNamed) {
   const base::Fd listener = base::listen_on(base::Reach::Everyone, reservation_.port());
   auto first = node(0, 2, {"PROBE"});
@@ -265,12 +214,7 @@ TEST_F(NodesTest, CtrlCWhileWaitingForTheOthers) {
 
 TEST_F(NodesTest, ANodeThatLeavesBeforeTheStartMayComeAgain) {
   auto first = node(0, 3, {"PROBE", "say=fine"});
-  {
-    Connection early(base::connect_to("127.0.0.1", reservation_.port(), base::Deadline::in(10s)));
-    early.send(encode(Hello{.run_id = "none", .nnodes = 3, .node_rank = 1, .nproc = 1, .host = "early"}));
-    const auto answer = early.wait_for_line(base::Deadline::in(10s));
-    ASSERT_TRUE(answer && decode_ack(*answer));
-  }
+  { const auto early = member({.nnodes = 3, .node_rank = 1, .host = "early"}); }
   EXPECT_TRUE(first->wait_for_text("node 1 (early) went away before the job started"));
   auto second = node(1, 3, {"PROBE", "say=fine"});
   auto third = node(2, 3, {"PROBE", "say=fine"});
@@ -281,10 +225,9 @@ TEST_F(NodesTest, ANodeThatLeavesBeforeTheStartMayComeAgain) {
 
 TEST_F(NodesTest, ANodeThatTalksNonsenseIsLost) {
   auto first = node(0, 2, {"PROBE", "say=ready", "hang"});
-  Connection strange(base::connect_to("127.0.0.1", reservation_.port(), base::Deadline::in(10s)));
-  strange.send(encode(Hello{.run_id = "none", .nnodes = 2, .node_rank = 1, .nproc = 1, .host = "strange"}));
+  const auto strange = member({.nnodes = 2, .node_rank = 1, .host = "strange"});
   ASSERT_TRUE(first->wait_for_text("ready"));
-  strange.send("{}");
+  strange->send("{}");
   EXPECT_EQ(first->wait(), 1);
   EXPECT_TRUE(has(first->err(), "node 1 (strange) is lost: it sent something that is not of this protocol"))
       << first->err();

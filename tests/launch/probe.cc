@@ -118,6 +118,16 @@ void act(const std::string& action, const std::string& value) {
     const auto comma = value.find(',');
     return lockstep::base::write_note({value.substr(0, comma), value.substr(comma + 1)});
   }
+  if (action == "blame") {  // kind,rank,message
+    const auto first = value.find(',');
+    const auto second = value.find(',', first + 1);
+    return lockstep::base::write_note(
+        {value.substr(0, first), value.substr(second + 1), {std::atoi(value.c_str() + first + 1)}});
+  }
+  if (action == "stop") {
+    ::raise(SIGSTOP);
+    return;
+  }
   if (action == "grandchild") return fork_grandchild();
   if (action == "touch") {
     ::close(::open(value.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666));

@@ -149,6 +149,74 @@ TEST_F(RunTest, AConsequenceAloneIsReported) {
   EXPECT_TRUE(has(job->err(), "TimeoutError: rank 1 did not answer")) << job->err();
 }
 
+TEST_F(RunTest, ARankThatLeavesTheOthersIsNamedNotTheOthers) {
+  const auto left = path("left");
+  auto job = run({"--nproc-per-node", "3", "PROBE", "r1:say=enough", "r1:pid", "r1:touch=" + left,
+                  "r1:exit=0", "await=" + left, "sleep=50", "r0:err=it is gone",
+                  "r0:blame=PeerLostError,1,all_reduce failed: rank 1 has ended", "r0:exit=4", "hang"});
+  EXPECT_EQ(job->wait(), 4);
+  const auto err = job->err();
+  EXPECT_TRUE(
+      err.starts_with("lockstep run: rank 1 ended with status 0 while the others were still working\n") ||
+      has(err, "\nlockstep run: rank 1 ended with status 0 while the others were still working\n"))
+      << err;
+  EXPECT_FALSE(has(err, "lockstep run: rank 0")) << err;
+  EXPECT_TRUE(has(err, fmt::format("pid {}\n", number_after(job->out(), "pid")))) << err;
+  EXPECT_TRUE(has(err, "  rank 0 exited with status 4 because of it (host ")) << err;
+  EXPECT_TRUE(has(err, "    PeerLostError: all_reduce failed: rank 1 has ended\n")) << err;
+  EXPECT_TRUE(has(err, "    | it is gone\n")) << err;
+  EXPECT_TRUE(has(err, "  stopping the ranks that are left: 2\n")) << err;
+}
+
+TEST_F(RunTest, ARankThatDoesNotAnswerIsNamedNotTheOthers) {
+  const auto stopped = path("stopped");
+  auto job = run({"--nproc-per-node", "3", "PROBE", "r1:touch=" + stopped, "r1:stop", "await=" + stopped,
+                  "r0:blame=TimeoutError,1,no answer", "r2:blame=TimeoutError,1,no answer", "exit=1"});
+  EXPECT_EQ(job->wait(), 1);
+  EXPECT_TRUE(has(job->err(), "lockstep run: rank 1 did not answer\n")) << job->err();
+  EXPECT_TRUE(has(job->err(), "  rank 1 of 3, local rank 1, host ")) << job->err();
+  EXPECT_TRUE(has(job->err(), "exited with status 1 because of it")) << job->err();
+}
+
+TEST_F(RunTest, ARankThatLeavesTheOthersCountsAsAFailureForRestarts) {
+  const auto left = path("left");
+  auto job = run({"--nproc-per-node", "2", "--max-restarts", "1", "PROBE", "t1:say=again", "t1:exit=0",
+                  "r1:touch=" + left, "r1:exit=0", "await=" + left, "sleep=50",
+                  "blame=PeerLostError,1,rank 1 has ended", "exit=1"});
+  EXPECT_EQ(job->wait(), 0) << job->err();
+  EXPECT_TRUE(has(job->err(), "lockstep run: rank 1 ended with status 0")) << job->err();
+  EXPECT_TRUE(has(job->err(), "restart 1 of 1 follows")) << job->err();
+  EXPECT_EQ(count(job->out(), "again"), 2U) << job->out();
+}
+
+TEST_F(RunTest, EachJobHasATokenOfItsOwnUnlessTheUserGaveOne) {
+  auto one = run({"--nproc-per-node", "2", "PROBE", "env"});
+  auto two = run({"PROBE", "env"});
+  auto given = run({"PROBE", "env"}, {.environment = {{"LOCKSTEP_TOKEN", "given by the user"}}});
+  ASSERT_EQ(one->wait(), 0) << one->err();
+  ASSERT_EQ(two->wait(), 0) << two->err();
+  ASSERT_EQ(given->wait(), 0) << given->err();
+  const auto token = value(one->out(), 0, "LOCKSTEP_TOKEN");
+  EXPECT_GE(token.size(), 32U);
+  EXPECT_EQ(value(one->out(), 1, "LOCKSTEP_TOKEN"), token);
+  EXPECT_NE(value(two->out(), 0, "LOCKSTEP_TOKEN"), token);
+  EXPECT_EQ(value(given->out(), 0, "LOCKSTEP_TOKEN"), "given by the user");
+}
+
+TEST_F(RunTest, ATokenThatIsNoSecretIsRefused) {
+  const auto expect = [&](const Words& words, const StartOptions& options, const std::string& part) {
+    auto job = run(words, options);
+    EXPECT_EQ(job->wait(), 2);
+    EXPECT_TRUE(has(job->err(), part)) << job->err();
+    EXPECT_EQ(job->out(), "");
+  };
+  expect({"PROBE", "env"}, {.environment = {{"LOCKSTEP_TOKEN", "short"}}}, "too short to be a secret");
+  std::ofstream(path("open")) << std::string(32, 'x');
+  ::chmod(path("open").c_str(), 0644);
+  expect({"--token-file", path("open"), "PROBE", "env"}, {}, "other users may read or write it");
+  expect({"--token-file", path("missing"), "PROBE", "env"}, {}, "No such file or directory");
+}
+
 TEST_F(RunTest, ManyNotesDoNotBlockAWorker) {
   std::vector<std::string> words{"PROBE"};
   for (int i = 0; i < 60; ++i) words.push_back("note=UsageError," + std::string(3000, 'x'));

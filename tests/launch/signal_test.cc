@@ -90,6 +90,34 @@ TEST_F(SignalTest, ASecondCtrlCKillsAtOnce) {
   EXPECT_TRUE(has(job->err(), "SIGINT again: killing the workers")) << job->err();
 }
 
+TEST_F(SignalTest, ASecondCtrlCDoesNotWaitForWhatTheWorkersLeave) {
+  // The grandchild would say that it was asked to end.
+  auto job = run({"PROBE", "tell=TERM", "grandchild", "ignore=INT", "say=ready", "hang"});
+  ASSERT_TRUE(ready(*job, 1));
+  job->signal(SIGINT);
+  ASSERT_TRUE(job->wait_for_text("Ctrl-C again kills them"));
+  eventually([&] {
+    job->signal(SIGINT);
+    return !job->running();
+  });
+  EXPECT_EQ(job->wait(), 130);
+  EXPECT_FALSE(has(job->out(), "got TERM")) << job->out();
+}
+
+TEST_F(SignalTest, ASecondCtrlCEndsTheWaitForWhatTheWorkersLeft) {
+  auto job = run({"PROBE", "tell=TERM", "grandchild", "leave=INT", "say=ready", "hang"});
+  ASSERT_TRUE(ready(*job, 1));
+  job->signal(SIGINT);
+  // The worker has gone, and the grandchild has been asked.
+  ASSERT_TRUE(job->wait_for_text("got TERM"));
+  eventually([&] {
+    job->signal(SIGINT);
+    return !job->running();
+  });
+  EXPECT_EQ(job->wait(), 130);
+  EXPECT_TRUE(has(job->err(), "SIGINT again: killing the workers")) << job->err();
+}
+
 TEST_F(SignalTest, UserSignalsArePassedOnAndNothingElse) {
   auto job =
       run({"--nproc-per-node", "2", "PROBE", "tell=USR1", "tell=USR2", "say=ready", "await=" + path("go")});

@@ -196,6 +196,51 @@ TEST_F(SpawnTest, TheCauseIsThrownNotItsConsequence) {
   EXPECT_EQ(text, "rank 1 of 3 failed: shapes differ");
 }
 
+TEST_F(SpawnTest, ARankThatLeavesTheOthersIsNamed) {
+  const auto text = caught<PeerLostError>(3, [&](int rank) {
+    here(rank);
+    meet(3);
+    if (rank == 1) return;
+    if (rank == 2) hang();
+    eventually([&] { return !alive(board_->pids[1]); });
+    base::write_note({"PeerLostError", "rank 1 is gone", {1}});
+    ::_exit(1);
+  });
+  EXPECT_EQ(
+      text,
+      "rank 1 of 3 ended with status 0 while the others were still working; rank 0 said: rank 1 is gone");
+}
+
+TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {
+  const auto text = caught<TimeoutError>(2, [&](int rank) {
+    here(rank);
+    meet(2);
+    if (rank == 1) hang();
+    base::write_note({"TimeoutError", "late", {1}});
+    ::_exit(1);
+  });
+  EXPECT_EQ(text, "rank 1 of 2 did not answer; rank 0 said: late");
+}
+
+TEST_F(SpawnTest, TheRanksShareATokenOfTheirOwn) {
+  ::setenv("LOCKSTEP_TOKEN_FILE", "/nonexistent", 1);
+  const auto token_hash = [] {
+    return static_cast<int>(std::hash<std::string>()(*base::env_string("LOCKSTEP_TOKEN")));
+  };
+  for (const int first : {0, 2}) {
+    spawn(2, [&](int rank) {
+      here(rank);
+      if (!base::env_string("LOCKSTEP_TOKEN_FILE")) board_->values[first + rank] = token_hash();
+    });
+  }
+  ::unsetenv("LOCKSTEP_TOKEN_FILE");
+  EXPECT_EQ(std::getenv("LOCKSTEP_TOKEN"), nullptr);
+  EXPECT_NE(board_->values[0], 0);
+  EXPECT_EQ(board_->values[0], board_->values[1]);
+  EXPECT_EQ(board_->values[2], board_->values[3]);
+  EXPECT_NE(board_->values[0], board_->values[2]);
+}
+
 TEST_F(SpawnTest, BadNumbersOfRanks) {
   for (const int bad : {0, -1, 1000000}) {
     EXPECT_NE(caught<UsageError>(bad, [](int) {}).find(fmt::format("spawn cannot start {} processes", bad)),

@@ -27,6 +27,23 @@ TEST(Verdict, AmongConsequencesTheFirstSeen) {
   EXPECT_EQ(choose_cause({failure_of(2, "TimeoutError"), failure_of(1, "PeerLostError")}).rank, 2);
 }
 
+TEST(Verdict, ConsequencesThatAgreeNameAnotherRank) {
+  const auto blames = [](int rank, std::vector<int> culprits) {
+    auto failure = failure_of(rank, "PeerLostError");
+    failure.note->culprits = std::move(culprits);
+    return failure;
+  };
+  using Ranks = std::vector<int>;
+  EXPECT_EQ(blamed_ranks({blames(0, {1})}), Ranks{1});
+  EXPECT_EQ(blamed_ranks({blames(0, {1, 3}), blames(2, {3, 4}), blames(5, {})}), Ranks{3});
+  // One that is blamed has another to blame.
+  EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(1, {2})}), Ranks{2});
+  EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(1, {0})}), Ranks{});
+  EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(2, {3})}), Ranks{});
+  // A cause of its own settles it.
+  EXPECT_EQ(blamed_ranks({blames(0, {1}), failure_of(2)}), Ranks{});
+}
+
 TEST(Verdict, PutsTheEndInWords) {
   EXPECT_EQ(describe_end(as_wait_status(3)), "exited with status 3");
   EXPECT_EQ(describe_end(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
@@ -54,6 +71,30 @@ TEST(Report, SaysWhoHowAndWhatWasPrinted) {
             "  stopping the other ranks: 0-1, 3\n"
             "hint: " +
                 hint_for_end(SIGKILL) + "\n");
+}
+
+TEST(Report, NamesTheCulpritBeforeItsVictim) {
+  Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  failure.note = base::Note{"PeerLostError", "rank 3 has ended\nhint: look", {3}};
+  failure.culprits = {{.rank = 3, .local_rank = 1, .host = "b", .ended = true, .pid = 77}};
+  EXPECT_EQ(failure_report(failure, {.world_size = 4, .several_nodes = true, .stopping = {1, 2}}),
+            "lockstep run: rank 3 ended with status 0 while the others were still working\n"
+            "  rank 3 of 4, local rank 1, host b, pid 77\n"
+            "  rank 0 exited with status 1 because of it (host a, pid 70)\n"
+            "  its error:\n"
+            "    PeerLostError: rank 3 has ended\n"
+            "    hint: look\n"
+            "  it printed nothing\n"
+            "  stopping the ranks that are left here: 1-2\n");
+}
+
+TEST(Report, ControlCharactersAndForgedLinesDoNotReachTheTerminal) {
+  Failure failure{.rank = 0, .host = "a", .wait_status = as_wait_status(1)};
+  failure.note = base::Note{"Error", "\x1b[2J\nlockstep run: forged"};
+  failure.last_lines = {"\x1b]0;title\x07", "a\rlockstep run: forged"};
+  const auto report = failure_report(failure, {});
+  EXPECT_EQ(report.find_first_of("\x1b\x07\r"), std::string::npos) << report;
+  EXPECT_EQ(report.find("\nlockstep run:"), std::string::npos) << report;
 }
 
 TEST(Report, RangesOfRanks) {
