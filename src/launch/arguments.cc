@@ -273,11 +273,10 @@ RunOptions RunParser::interpret(std::vector<std::string> command) const {
   options.grace = seconds("--grace-period", raw_.grace);
   options.timeout = seconds("--timeout", raw_.timeout);
   options.node_timeout = seconds("--node-timeout", raw_.node_timeout);
-  if (options.node_timeout < std::chrono::seconds(1)) {
-    throw UsageError(
-        compose({.what = fmt::format("--node-timeout {} is too short", raw_.node_timeout),
-                 .evidence = "an agent may be held up for a moment on a busy machine; it must be 1 "
-                             "s at least"}));
+  if (options.node_timeout < std::chrono::milliseconds(kLeastNodeTimeoutMs)) {
+    throw UsageError(compose({.what = fmt::format("--node-timeout {} is too short", raw_.node_timeout),
+                              .evidence = "it must be 1 s at least",
+                              .hint = "an agent may be held up for a moment on a busy machine"}));
   }
   options.token =
       raw_.token_file.empty() ? base::Token::from_environment() : base::Token::from_file(raw_.token_file);

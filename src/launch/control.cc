@@ -242,6 +242,7 @@ std::optional<Welcome> decode_welcome(std::string_view line) {
     for (const auto& host : object.at("hosts")) welcome.hosts.push_back(name_in(host));
     welcome.max_restarts = bounded(object.at("max_restarts"), 0, kMostAttempts);
     welcome.node_timeout_ms = milliseconds_in(object.at("node_timeout_ms"));
+    if (welcome.node_timeout_ms < kLeastNodeTimeoutMs) throw Unexpected();
     if (welcome.hosts.size() != welcome.nprocs.size() ||
         static_cast<size_t>(welcome.node_rank) >= welcome.nprocs.size()) {
       throw Unexpected();

@@ -29,6 +29,8 @@ namespace lockstep::launch {
 constexpr int kProtocolVersion = 2;
 constexpr int kMostNodes = 4096;
 constexpr int kMostWorkersPerNode = 4096;
+// Shorter, an agent that is held up for a moment on a busy machine would be taken for a lost one.
+constexpr int64_t kLeastNodeTimeoutMs = 1000;
 
 // The roles of the two sides in base::Token's proofs.
 constexpr std::string_view kLeader = "agent leader";

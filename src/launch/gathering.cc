@@ -18,8 +18,8 @@ using namespace std::chrono_literals;
 using base::compose;
 using base::Deadline;
 
-// That are reported: without a token, whoever likes can be refused.
-constexpr size_t kMostRefusals = 20;
+// Without a token, whoever likes can give reason for one.
+constexpr size_t kMostComplaints = 20;
 // For the members to hear why the job does not start.
 constexpr auto kRefuseAllTime = 1s;
 
@@ -39,7 +39,7 @@ class Gathering {
                               .host = base::host_name(),
                               .problem = request.problem,
                               .problem_status = request.problem_status};
-    if (request.token.empty()) {
+    if (request.token.empty() && request.problem.empty()) {
       warn(compose(
           {.what = fmt::format("this job has no token: whoever reaches port {} can join it", request.port),
            .hint = "make one with: (umask 077; openssl rand -hex 32 > job.token), copy the file to all "
@@ -87,8 +87,8 @@ class Gathering {
       member.connection->receive();
       const bool talks = member.connection->next_line().has_value();
       if (member.connection->open() && !talks) continue;
-      warn_(fmt::format("node {} ({}) {} before the job started", rank, member.hello->host,
-                        talks ? "sent something that it was not asked for and was dropped" : "went away"));
+      complain(fmt::format("node {} ({}) {} before the job started", rank, member.hello->host,
+                           talks ? "sent something that it was not asked for and was dropped" : "went away"));
       member = {};
     }
   }
@@ -97,10 +97,8 @@ class Gathering {
     const auto& hello = caller.hello;
     const auto refuse = [&](const std::string& why, const std::string& hint) {
       const auto text = fmt::format("{} was refused: {}", hello.host.empty() ? "a node" : hello.host, why);
-      if (refusals_.size() < kMostRefusals) {
-        refusals_.push_back(text);
-        warn_(text);
-      }
+      if (refusals_.size() < kMostComplaints) refusals_.push_back(text);
+      complain(text);
       lobby_.refuse(std::move(caller.connection), why, hint);
     };
     if (hello.run_id != request_.run_id) {
@@ -133,6 +131,10 @@ class Gathering {
       if (!members_[rank].hello) return rank;
     }
     return std::nullopt;
+  }
+
+  void complain(const std::string& text) {
+    if (++complaints_ <= kMostComplaints) warn_(text);
   }
 
   void refuse_all(const Refused& refused) {
@@ -215,6 +217,7 @@ class Gathering {
   Lobby lobby_;
   std::vector<Member> members_;
   std::vector<std::string> refusals_;
+  size_t complaints_ = 0;
   Deadline deadline_;
 };
 

@@ -29,7 +29,7 @@ constexpr auto kLeaveTime = 1s;
 constexpr size_t kMostLeaving = 64;
 // When the kernel has no descriptor for another connection.
 constexpr auto kAcceptPause = 100ms;
-constexpr int kMostComplaints = 20;
+constexpr int kMostStrangersTold = 20;
 
 std::string address_of(const sockaddr_storage& address, socklen_t size) {
   char text[NI_MAXHOST];
@@ -189,8 +189,8 @@ void Lobby::complain(const Stranger& stranger, const std::string& what) {
 }
 
 void Lobby::complain(const std::string& text) {
-  if (++complaints_ <= kMostComplaints) warn_(text);
-  if (complaints_ == kMostComplaints) {
+  if (++complaints_ <= kMostStrangersTold) warn_(text);
+  if (complaints_ == kMostStrangersTold) {
     warn_(fmt::format("more that do not belong to this job are turned away from port {} without a word",
                       port_));
   }

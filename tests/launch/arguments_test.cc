@@ -55,6 +55,13 @@ TEST(Arguments, BothSpellingsAndBothForms) {
   EXPECT_EQ(options.threads, 0);
 }
 
+TEST(Arguments, TheNodeTimeoutIsNotTooShort) {
+  EXPECT_EQ(parse({"--node-timeout", "1", "p"}).node_timeout, std::chrono::seconds(1));
+  for (const char* bad : {"0", "0.9", "-1", "x", "nan"}) {
+    EXPECT_NE(refusal({"--node-timeout", bad, "p"}).find("--node-timeout"), std::string::npos) << bad;
+  }
+}
+
 TEST(Arguments, EverythingAfterTheProgramIsUntouched) {
   const Words command{"./train", "--nproc-per-node", "9", "--", "-x", "--help", "--unknown=1", ""};
   for (Words words : {Words{"--nproc-per-node", "2"}, Words{"--nproc-per-node", "2", "--"}}) {

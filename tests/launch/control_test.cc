@@ -107,7 +107,8 @@ TEST(Control, TextsAreFitToBeShown) {
   EXPECT_EQ(decode_hello(encode(Hello{.host = "h", .problem = evil}))->problem, "a\\x1b[2J\n  b");
   // Names are not mended: nobody has such a one.
   EXPECT_FALSE(decode_hello(encode(Hello{.host = evil})));
-  EXPECT_FALSE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {evil}})));
+  EXPECT_TRUE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {"h"}, .node_timeout_ms = 1000})));
+  EXPECT_FALSE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {evil}, .node_timeout_ms = 1000})));
   Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = Failure{}, .reason = evil};
   order.failure->note = base::Note{"Kind\n", evil, {}};
   order.failure->last_lines = {evil, std::string(1 << 20, 'x')};

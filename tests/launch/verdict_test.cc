@@ -44,6 +44,19 @@ TEST(Verdict, ConsequencesThatAgreeNameAnotherRank) {
   EXPECT_EQ(blamed_ranks({blames(0, {1}), failure_of(2)}), Ranks{});
 }
 
+TEST(Verdict, ANoteCarriesItsCulprits) {
+  const base::Note note{"PeerLostError", "gone", {3, 0}};
+  EXPECT_EQ(base::decode_note(base::encode_note(note)), note);
+  const base::Note many{"PeerLostError", "gone", std::vector<int>(1000, 123456)};
+  EXPECT_EQ(base::decode_note(base::encode_note(many))->culprits.size(), base::Note::kMostCulprits);
+  // From a worker with another version of the library, or a hostile one: the rest of the note counts.
+  for (const char* list : {"", ",\"culprits\":3", ",\"culprits\":[-1]", ",\"culprits\":[1.5]",
+                           ",\"culprits\":[\"1\"]", ",\"culprits\":[99999999999999999999]"}) {
+    const auto decoded = base::decode_note(std::string("{\"kind\":\"k\",\"message\":\"m\"") + list + "}");
+    EXPECT_EQ(decoded, (base::Note{"k", "m", {}})) << list;
+  }
+}
+
 TEST(Verdict, PutsTheEndInWords) {
   EXPECT_EQ(describe_end(as_wait_status(3)), "exited with status 3");
   EXPECT_EQ(describe_end(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
