@@ -51,10 +51,10 @@ void destroy_process_group();
 // machine.
 int64_t get(std::string_view what);
 
-// Ranks must make the same calls on a group in the same order. A group is not thread-safe; different groups
-// may be used by different threads. Tensors may have any strides and any dtype the operation has a meaning
-// for. A call that cannot be right (wrong shape, unknown rank) throws UsageError and changes nothing; any
-// other error poisons the group.
+// Ranks must make the same calls on a group in the same order; a tensor without elements is a call as any
+// other. A group is not thread-safe; different groups may be used by different threads. Tensors may have any
+// strides and any dtype the operation has a meaning for. A call that cannot be right (wrong shape, unknown
+// rank) throws UsageError and changes nothing; any other error poisons the group.
 class ProcessGroup {
  public:
   struct Impl;  // src/comm/group.h

@@ -13,8 +13,7 @@ namespace {
 
 // Overlapping input and output go the long way, too, which knows what to do.
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         is_dense(tensor) && tensor.numel() != 0;
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && is_dense(tensor);
 }
 
 template <class Native>

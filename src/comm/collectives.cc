@@ -74,9 +74,17 @@ Tensors rows_of(const at::Tensor& flat, int64_t count) {
   return rows;
 }
 
+// What travels for `tensor`. Gloo refuses tensors without elements, but the call must be made all the same:
+// if this rank left it out, its next one would meet the others' calls of now. So zeros stand in, one for each
+// rank, which every collective can divide.
+at::Tensor travels_for(const ProcessGroup::Impl& group, const at::Tensor& tensor) {
+  if (tensor.numel() != 0 || group.native != nullptr) return tensor;
+  return at::zeros({group.world_size}, tensor.options().requires_grad(false));
+}
+
 // Flat; as bytes for a backend that does not know all dtypes.
 at::Tensor wire_of(const ProcessGroup::Impl& group, const at::Tensor& tensor) {
-  return group.native != nullptr ? tensor.view({-1}) : as_bytes(tensor);
+  return group.native != nullptr ? tensor.view({-1}) : as_bytes(travels_for(group, tensor));
 }
 
 Tensors wires_of(const ProcessGroup::Impl& group, const Tensors& tensors) {
@@ -98,7 +106,7 @@ Tensors shaped(const Tensors& flat, at::IntArrayRef sizes) {
 
 // After a call that worked on a contiguous copy: back to where the caller wants it.
 std::function<void()> copy_back(const at::Tensor& target, const at::Tensor& dense) {
-  if (dense.data_ptr() == target.data_ptr()) return {};
+  if (target.numel() == 0 || dense.data_ptr() == target.data_ptr()) return {};
   return [target, dense] { target.copy_(dense.view(target.sizes())); };
 }
 
@@ -109,12 +117,14 @@ Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tens
   const auto parts = rows_of(all, group->world_size);
   auto outputs = std::vector<Tensors>{wires_of(*group, parts)};
   auto inputs = Tensors{wire_of(*group, dense)};
-  return start(
-      group,
-      {.what = std::move(what),
-       .travelling = {dense},
-       .finish = [target, parts, op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
-      [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+  return start(group,
+               {.what = std::move(what),
+                .travelling = {dense},
+                .finish =
+                    [target, parts, op] {
+                      if (target.numel() != 0) target.copy_(reduce_locally(parts, op).view(target.sizes()));
+                    }},
+               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
 // all_reduce and reduce: the one for everybody, the other for `root`.
@@ -124,10 +134,10 @@ Work reduction(const GroupPtr& group, const char* name, const at::Tensor& tensor
   check_target(*group, name, tensor);
   check_reduction(op, tensor.scalar_type());
   if (root) check_rank(*group, name, *root);
-  if (group->world_size == 1 || tensor.numel() == 0) return {};
+  if (group->world_size == 1) return {};
 
   const auto target = bare(tensor);
-  const auto dense = dense_of(target);
+  const auto dense = travels_for(*group, dense_of(target));
   const auto what = describe(name, tensor) + ", " + name_of(op);
   auto wire = reduction_wire(group->backend, dense, op, group->world_size);
   if (!wire) return reduce_by_gathering(group, what, target, dense, op);
@@ -168,7 +178,7 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
   refuse_if_poisoned(*group);
   check_target(*group, "broadcast", tensor);
   check_rank(*group, "broadcast", root);
-  if (group->world_size == 1 || tensor.numel() == 0) return {};
+  if (group->world_size == 1) return {};
 
   const auto target = bare(tensor);
   const auto dense = dense_of(target);
@@ -189,7 +199,7 @@ Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
   const auto rows = rows_of(room_for_all(*group, dense), group->world_size);
   if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
   auto result = shaped(rows, tensor.sizes());
-  if (group->world_size == 1 || tensor.numel() == 0) return done_with(std::move(result));
+  if (group->world_size == 1) return done_with(std::move(result));
 
   auto outputs = std::vector<Tensors>{wires_of(*group, rows)};
   auto inputs = Tensors{wire_of(*group, dense)};
@@ -202,7 +212,6 @@ Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, con
   refuse_if_poisoned(*group);
   check_parts(*group, "all_gather_into_tensor", output, input);
   check_target(*group, "all_gather_into_tensor", output);
-  if (input.numel() == 0) return {};
   const auto target = bare(output);
   const auto dense = dense_of(input);
   if (group->world_size == 1) return copied(target, dense);
@@ -222,7 +231,6 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
   check_parts(*group, "reduce_scatter_tensor", input, output);
   check_target(*group, "reduce_scatter_tensor", output);
   check_reduction(op, input.scalar_type());
-  if (input.numel() == 0) return {};
   const auto target = bare(output);
   const auto dense = dense_of(input);
   if (group->world_size == 1) return copied(target, dense);
@@ -265,7 +273,7 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
   const auto rows = receives ? rows_of(room_for_all(*group, dense), group->world_size) : Tensors{};
   if (group->world_size == 1) rows.front().copy_(dense.view({-1}));
   auto result = shaped(rows, tensor.sizes());
-  if (group->world_size == 1 || tensor.numel() == 0) return done_with(std::move(result));
+  if (group->world_size == 1) return done_with(std::move(result));
 
   auto outputs = receives ? std::vector<Tensors>{wires_of(*group, rows)} : std::vector<Tensors>{};
   auto inputs = Tensors{wire_of(*group, dense)};
@@ -296,7 +304,6 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
     }
   }
   const auto target = bare(output);
-  if (output.numel() == 0) return {};
   if (group->world_size == 1) return copied(target, parts.front());
   const auto dense = landing_place(target);
   auto outputs = Tensors{wire_of(*group, dense)};
@@ -319,7 +326,6 @@ Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at
     refuse(*group, "all_to_all_single", fmt::format("{} elements cannot be divided evenly", input.numel()),
            fmt::format("their number must be divisible by {}", group->world_size));
   }
-  if (input.numel() == 0) return {};
   const auto target = bare(output);
   const auto source = dense_of(input);
   if (group->world_size == 1) return copied(target, source);
@@ -340,7 +346,6 @@ Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
   refuse_if_poisoned(*group);
   check_tensor(*group, "send", tensor);
   check_peer(*group, "send", to, tag);
-  if (tensor.numel() == 0) return {};
   auto wires = Tensors{wire_of(*group, dense_of(tensor))};
   return start(group,
                {.what = fmt::format("{} to rank {}, tag {}", describe("send", tensor), to, tag),
@@ -353,7 +358,6 @@ Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag) {
   refuse_if_poisoned(*group);
   check_target(*group, "recv", tensor);
   check_peer(*group, "recv", from, tag);
-  if (tensor.numel() == 0) return {};
   const auto target = bare(tensor);
   const auto dense = landing_place(target);
   auto wires = Tensors{wire_of(*group, dense)};

@@ -9,6 +9,7 @@
 
 #include "comm/work_state.h"
 #include "shm/reference.h"
+#include "shm/shared.h"
 #include "support/data.h"
 #include "support/run_ranks.h"
 
@@ -269,6 +270,46 @@ TEST_P(Collectives, ParametersThatRequireGradients) {
     EXPECT_TRUE(parameter.requires_grad());
     EXPECT_TRUE(parameter.is_leaf());
     EXPECT_EQ(parameter[0].item<double>(), group.world_size());
+  });
+}
+
+// A tensor without elements takes part as any other: the call is not over before those have come from whom
+// this rank receives.
+TEST_P(Collectives, WithoutElementsWaitForTheOthers) {
+  const Shared<std::atomic<int>> begun;
+  run_ranks(world(), backend(), [&](ProcessGroup& group) {
+    auto none = at::empty({0, 3}), other = at::empty({0}), room = at::empty({group.world_size(), 0});
+    const int world = group.world_size(), last = world - 1;
+    const std::vector<at::Tensor> parts(group.rank() == last ? world : 0, none);
+    const std::vector<std::function<Work()>> calls = {
+        [&] { return group.all_reduce_async(none); },
+        [&] { return group.all_reduce_async(none, ReduceOp::Bxor); },
+        [&] { return group.broadcast_async(none, last); },
+        [&] { return group.reduce_async(none, 0); },
+        [&] { return group.all_gather_async(none); },
+        [&] { return group.all_gather_into_tensor_async(room, other); },
+        [&] { return group.reduce_scatter_tensor_async(other, room); },
+        [&] { return group.gather_async(none, 0); },
+        [&] { return group.scatter_async(none, parts, last); },
+        [&] { return group.all_to_all_single_async(none, other); },
+        [&] { return group.rank() == last ? group.send_async(none, 0) : group.recv_async(none, last); }};
+    for (size_t i = 0; i < calls.size() && world > 1; ++i) {
+      SCOPED_TRACE(i);
+      none = at::empty({0, 3}, i == 1 ? at::kInt : at::kFloat);
+      const bool message = i + 1 == calls.size();
+      if (group.rank() == 0) {
+        auto work = calls[i]();
+        EXPECT_FALSE(work.is_done());
+        *begun = static_cast<int>(i) + 1;
+        work.wait();
+      } else {
+        while (*begun <= static_cast<int>(i)) std::this_thread::yield();
+        if (!message || group.rank() == last) calls[i]().wait();
+      }
+    }
+    auto tensor = at::ones({1});
+    group.all_reduce(tensor);
+    EXPECT_EQ(tensor.item<int>(), world);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "shm/kinds.h"
 #include "shm/local_ranks.h"
 #include "support/run_ranks.h"
 
@@ -54,6 +55,10 @@ std::vector<Disagreement> disagreements() {
        [](c10d_backend& backend) { return all_reduce(backend, {some(1'000'000)}); },
        [](c10d_backend& backend) { return all_reduce(backend, {some(999'999)}); },
        {"1000000", "999999"}},
+      {"NoElements",
+       reduces,
+       [](c10d_backend& backend) { return all_reduce(backend, {some(0)}); },
+       {"100", "of 0"}},
       {"SizeOfAllGather",
        [](c10d_backend& backend) { return all_gather_base(backend, some(300), some()); },
        [](c10d_backend& backend) { return all_gather_base(backend, some(600), some(200)); },
@@ -185,6 +190,53 @@ TEST(MismatchInDetail, GroupsOfProcesses) {
       group.all_reduce(tensor);
       EXPECT_EQ(tensor[0].item<int>(), 3);
     }
+  });
+}
+
+// A tensor without elements is a call as any other. Were it left out, the ranks' later calls would pair up
+// wrongly.
+TEST(MismatchInDetail, TensorsWithoutElementsTakePart) {
+  run_ranks(3, "shm", [](ProcessGroup& group) {
+    const bool odd_one = group.rank() == 1;
+    const int64_t count = odd_one ? 0 : 100;
+    for (const auto& kind : all_kinds()) {
+      if (kind.name == "barrier") continue;
+      SCOPED_TRACE(kind.name);
+      const auto doomed = group.new_group({0, 1, 2});
+      EXPECT_THROW(
+          {
+            kind.run(*doomed, count);
+            doomed->barrier();  // who only gives is told later
+          },
+          MismatchError);
+    }
+    const std::vector<std::function<void(ProcessGroup&)>> blocking = {
+        [&](ProcessGroup& doomed) {
+          auto tensor = some(count);
+          doomed.all_reduce(tensor);
+        },
+        [&](ProcessGroup& doomed) {
+          auto tensor = some(count);
+          doomed.broadcast(tensor, 0);
+        },
+        [&](ProcessGroup& doomed) {
+          auto output = some(3 * count);
+          doomed.all_gather_into_tensor(output, some(count));
+        },
+        [&](ProcessGroup& doomed) {
+          auto output = some(count);
+          doomed.reduce_scatter_tensor(output, some(3 * count));
+        }};
+    for (const auto& call : blocking) {
+      const auto doomed = group.new_group({0, 1, 2});
+      EXPECT_THROW((call(*doomed), doomed->barrier()), MismatchError);
+    }
+    // As many elements in all, in another order.
+    const auto doomed = group.new_group({0, 1, 2});
+    auto none = some(0), all = some();
+    EXPECT_THROW((doomed->all_reduce(odd_one ? all : none), doomed->all_reduce(odd_one ? none : all)),
+                 MismatchError);
+    EXPECT_EQ(all.sum().item<int>(), 100);
   });
 }
 
