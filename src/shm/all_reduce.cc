@@ -104,6 +104,7 @@ bool step_claims(Board& board, Call& call, Effort effort) {
   bool moved = false;
   Pointers tensors;
   while (call.claimed < share) {
+    board.refuse_tainted();  // who has failed wants no more results
     const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
     if (chunk >= chunks) break;
     ++call.claimed;

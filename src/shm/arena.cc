@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fmt/format.h>
+#include <vector>
 
 #include <lockstep/error.h>
 
@@ -31,6 +32,11 @@ Arena::Arena(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
 }
 
 Arena::Block Arena::allocate(size_t bytes) {
+  if (segment_->inherited()) {
+    throw UsageError(
+        base::compose({.what = "a forked process cannot allocate memory of its parent's groups",
+                       .hint = "make a group of its own in the child, after the fork"}));
+  }
   if (bytes > kLargestBlock) {
     throw SystemError(base::compose({.what = fmt::format("cannot allocate {} bytes of shared memory", bytes),
                                      .evidence = base::errno_text(ENOMEM)}));
@@ -57,6 +63,7 @@ Arena::Range Arena::claim(size_t bytes, size_t alignment) {
 }
 
 void Arena::free(uint64_t offset) {
+  if (segment_->inherited()) return;
   Range range{};
   {
     const std::lock_guard lock(mutex_);
@@ -72,6 +79,14 @@ void Arena::free(uint64_t offset) {
   if (range.bytes >= kReturnedFrom) segment_->release_pages(range.offset, range.bytes);
   const std::lock_guard lock(mutex_);
   insert_free(range);
+}
+
+void Arena::withdraw() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Range> used;
+  used.reserve(used_.size());
+  for (const auto& [offset, bytes] : used_) used.push_back({offset, bytes});
+  segment_->withdraw(used);
 }
 
 size_t Arena::bytes_in_use() const {

@@ -38,17 +38,18 @@ class Arena {
   // The contents are undefined. Zero bytes are allowed: the block has an address of its own. Throws
   // SystemError when the segment cannot grow.
   Block allocate(size_t bytes);
-  // `offset` as allocate() returned it; anything else is a UsageError.
+  // `offset` as allocate() returned it; anything else is a UsageError. In a forked child nothing happens: the
+  // block is the parent's.
   void free(uint64_t offset);
+  // What other processes write into blocks does not arrive here any more. The blocks stay where they are, with
+  // what they hold.
+  void withdraw();
 
   // What is not free, with what alignment costs.
   size_t bytes_in_use() const;
 
  private:
-  struct Range {
-    uint64_t offset;
-    size_t bytes;
-  };
+  using Range = Segment::Range;
 
   Range claim(size_t bytes, size_t alignment);
   std::optional<Range> take(size_t bytes, size_t alignment);

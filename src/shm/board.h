@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "shm/layout.h"
+#include "shm/mismatch.h"
 
 namespace lockstep::shm {
 
@@ -70,6 +71,13 @@ class Board {
   }
   bool has_arrived(int rank, uint64_t number) const {
     return call(rank, number).call.number.load(std::memory_order_seq_cst) > number;
+  }
+
+  // Throws Tainted if a rank has failed.
+  void refuse_tainted() const {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (control(rank).failure.present.load(std::memory_order_seq_cst) != 0) throw Tainted{rank};
+    }
   }
 
   bool anybody_sleeps() const {

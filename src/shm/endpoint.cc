@@ -5,6 +5,7 @@
 #include <set>
 #include <system_error>
 #include <thread>
+#include <unistd.h>
 
 #include <ATen/Parallel.h>
 
@@ -121,6 +122,16 @@ void Endpoint::connect_in_background() {
 
 // ---- Handing over
 
+void Endpoint::refuse_in_child() const {
+  if (!segment_->inherited()) return;
+  throw UsageError(base::compose(
+      {.what = "a forked process cannot use the groups of its parent",
+       .where = where(nullptr),
+       .evidence = fmt::format("the group was made in process {}, this is its child {}",
+                               mesh_.peers()[rank_].facts.pid, ::getpid()),
+       .hint = "communicate in the parent only, or make a group of its own in the child, after the fork"}));
+}
+
 void Endpoint::refuse_if_poisoned() const {
   if (failure_) std::rethrow_exception(failure_->error);
 }
@@ -136,6 +147,7 @@ void Endpoint::enqueue(Call& call) {
 }
 
 void Endpoint::run(Call& call) {
+  refuse_in_child();
   Lock lock(mutex_);
   refuse_if_poisoned();
   enqueue(call);
@@ -145,6 +157,7 @@ void Endpoint::run(Call& call) {
 }
 
 void Endpoint::start(Call& call) {
+  refuse_in_child();
   Lock lock(mutex_);
   refuse_if_poisoned();
   call.deadline = Clock::now() + (call.timeout.count() > 0 ? call.timeout : timeout_);
@@ -156,6 +169,7 @@ void Endpoint::start(Call& call) {
 }
 
 void Endpoint::start(Message& message) {
+  refuse_in_child();
   Lock lock(mutex_);
   refuse_if_poisoned();
   message.deadline = Clock::now() + (message.timeout.count() > 0 ? message.timeout : timeout_);
@@ -171,6 +185,7 @@ void Endpoint::start(Message& message) {
 }
 
 void Endpoint::abandon(Operation& operation) {
+  if (segment_->inherited()) return;
   const Lock lock(mutex_);
   if (operation.complete) return;
   operation.abandoned = true;
@@ -178,12 +193,14 @@ void Endpoint::abandon(Operation& operation) {
 }
 
 void Endpoint::poison(const std::string& kind, const std::string& text) {
+  if (segment_->inherited()) return;
   Lock lock(mutex_);
   fail(kind, text);
   notify(lock);
 }
 
 void Endpoint::retire() {
+  if (segment_->inherited()) return;
   const Lock lock(mutex_);
   retired_ = true;
   cancelled_ = idle();  // who has calls under way may still meet the others
@@ -289,9 +306,7 @@ bool Endpoint::run_calls(Effort effort) {
         break;
     }
     if (call.stage != Stage::Finished) return moved;
-    for (int rank = 0; call.reads_registered && rank < world_size_; ++rank) {
-      if (board_->control(rank).failure.present.load(std::memory_order_seq_cst) != 0) throw Tainted{rank};
-    }
+    if (call.reads_registered) board_->refuse_tainted();
     first_ = call.next;
     if (first_ == nullptr) last_ = nullptr;
     auto& finished = board_->control(rank_).finished.value;
@@ -343,6 +358,7 @@ void Endpoint::defer(Completion& completion) {
 // ---- Waiting
 
 Endpoint::Waited Endpoint::wait(Operation& operation, std::optional<Clock::time_point> until) {
+  refuse_in_child();
   Lock lock(mutex_);
   return wait(lock, operation, until);
 }
@@ -397,6 +413,7 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
 }
 
 bool Endpoint::poll(const Operation& operation) {
+  if (segment_->inherited()) return operation.complete;
   Lock lock(mutex_);
   ++attended_;
   if (!operation.complete) progress(Effort::Share);

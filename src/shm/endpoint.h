@@ -6,7 +6,11 @@
 // asleep, nor while a Completion runs.
 //
 // The first error poisons the group: it is left where the other ranks see it, ends all that is under way, and
-// is thrown by every later call.
+// is thrown by every later call. Before that, memory of this rank's that others may be writing to is taken away
+// from them: when a call has thrown, the caller's memory is the caller's.
+//
+// A forked child has a picture of the endpoint, with locks that nobody will give back and without the threads.
+// There, calls throw UsageError, and all else does nothing.
 #pragma once
 
 #include <condition_variable>
@@ -80,6 +84,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   };
   using Lock = std::unique_lock<std::mutex>;
 
+  void refuse_in_child() const;
+
   // All below: with the lock held.
   void enqueue(Call& call);
   void refuse_if_poisoned() const;
@@ -104,6 +110,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void fail(const std::string& kind, const std::string& text);
   void adopt_failure(int rank);
   void publish_failure();
+  bool others_may_write() const;
   // Tells the owners of what is complete, with the lock let go meanwhile.
   void notify(Lock& lock);
 

@@ -51,6 +51,7 @@ class Mesh {
   void connect(base::Deadline deadline, const std::atomic<bool>& cancelled);
 
   std::vector<Peer>& peers() { return peers_; }
+  const std::vector<Peer>& peers() const { return peers_; }
 
   // The ranks whose process ended or whose socket is closed. Never blocks.
   std::vector<int> gone();

@@ -16,6 +16,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/log.h"
 
 namespace lockstep::shm {
 
@@ -84,6 +85,25 @@ base::Fd make_memfd(const std::string& name) {
   return memfd;
 }
 
+void punch_hole(const base::Fd& file, uint64_t offset, uint64_t bytes) {
+  [[maybe_unused]] const int ignored =
+      ::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(bytes));
+}
+
+// Of a private mapping of a file: gives this process copies of all pages in the range, whoever writes to them
+// meanwhile.
+void own_pages(std::byte* data, size_t bytes) {
+  if (::madvise(data, bytes, kPopulateWrite) == 0) return;
+  for (size_t at = 0; at < bytes; at += page_bytes()) {
+    // Writes what is there. An addition of zero would do, but compilers see through it.
+    std::atomic_ref word(*reinterpret_cast<unsigned char*>(data + at));
+    auto seen = word.load();
+    while (!word.compare_exchange_weak(seen, seen)) {
+    }
+  }
+}
+
 // What attach() must know before it can map anything: how the Table below begins, in plain words.
 struct TableStart {
   std::array<char, 8> magic;
@@ -120,8 +140,19 @@ struct Segment::Registry {
   // A process that is forked while another thread is in here must not find the lock taken for ever.
   static Registry* make() {
     ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                     [] { instance().mutex.unlock(); });
+                     [] {
+                       instance().let_go();
+                       instance().mutex.unlock();
+                     });
     return new Registry;
+  }
+
+  // In a forked child, before it does anything else.
+  void let_go() {
+    for (const auto& [key, weak] : segments) {
+      if (const auto segment = weak.lock()) segment->become_picture();
+    }
+    segments.clear();
   }
 
   std::shared_ptr<Segment> find(const FileKey& key) {
@@ -226,6 +257,27 @@ std::byte* Segment::map(const Extent& extent) const {
   return static_cast<std::byte*>(data);
 }
 
+// Puts a private mapping of the same bytes in the place of the shared one. The kernel does that in one step: a
+// thread that reads or writes there meanwhile sees one or the other, with the same contents.
+bool Segment::make_private(Extent& extent) const {
+  std::byte* const data = extent.data.load(std::memory_order_acquire);
+  if (data == nullptr || extent.is_private.load()) return true;
+  if (::mmap(data, extent.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+             memfd_.get(), static_cast<off_t>(extent.offset)) == MAP_FAILED) {
+    return false;
+  }
+  extent.is_private.store(true);
+  return true;
+}
+
+void Segment::become_picture() {
+  inherited_.store(true);
+  for (int i = 0; i < known_.load(); ++i) {
+    // Better no memory than one that the parent works with.
+    if (!make_private(extents_[i])) ::mprotect(extents_[i].data.load(), extents_[i].bytes, PROT_NONE);
+  }
+}
+
 uint64_t Segment::add_extent(size_t bytes) {
   static_assert(sizeof(Table) <= kTableBytes);
   static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
@@ -321,11 +373,39 @@ void Segment::release_pages(uint64_t offset, size_t bytes) {
   const uint64_t page = page_bytes();
   const uint64_t first = (offset + page - 1) / page * page;
   const uint64_t last = (offset + bytes) / page * page;
-  if (first >= last) return;
+  if (first >= last || inherited()) return;
   // A failure costs memory and nothing else.
-  [[maybe_unused]] const int ignored =
-      ::fallocate(memfd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
-                  static_cast<off_t>(last - first));
+  punch_hole(memfd_, first, last - first);
+  for (const auto& extent : extents_) {
+    if (!extent.holds(first, last - first) || !extent.is_private.load()) continue;
+    [[maybe_unused]] const int ignored =
+        ::madvise(extent.data.load() + (first - extent.offset), last - first, MADV_DONTNEED);
+  }
+}
+
+void Segment::withdraw(const std::vector<Range>& used) {
+  if (inherited()) return;
+  const std::lock_guard lock(growing_);
+  for (int i = 1; i < known_.load(std::memory_order_relaxed); ++i) {
+    if (make_private(extents_[i])) continue;
+    base::log_warn(
+        "shared memory of a failed group cannot be taken away from the other ranks ({}): one that "
+        "was stopped may still write there",
+        base::errno_text(errno));
+    return;
+  }
+  // A private page is the file's until it is written to. The file's pages are freed as we go, so that there
+  // are never two of everything.
+  constexpr size_t kStep = size_t{16} << 20;
+  const uint64_t page = page_bytes();
+  for (const auto& range : used) {
+    const uint64_t end = (range.offset + range.bytes + page - 1) / page * page;
+    for (uint64_t begin = range.offset / page * page; begin < end; begin += kStep) {
+      const size_t bytes = std::min<uint64_t>(kStep, end - begin);
+      own_pages(at(begin, bytes), bytes);
+      punch_hole(memfd_, begin, bytes);
+    }
+  }
 }
 
 size_t Segment::bytes_reserved() const { return static_cast<size_t>(status_of(memfd_).st_size); }

@@ -12,6 +12,9 @@
 //
 // Within a process there is at most one Segment of each file: ranks that are threads see the same addresses.
 //
+// A child that is forked inherits a picture of it: the same addresses, but what the child writes stays with the
+// child. It shares nothing with anybody, and takes nothing away from anybody when it is destroyed.
+//
 // Thread-safety: at(), offset_of() and the sizes from any thread; add_extent() from one thread at a time.
 // Invariants: extents lie in the file one after the other, without gaps; an entry of the table never changes
 // once it is counted; the file is never smaller than the end of its last counted extent.
@@ -27,6 +30,7 @@
 #include <string>
 #include <sys/types.h>
 #include <utility>
+#include <vector>
 
 #include "base/fd.h"
 
@@ -58,6 +62,8 @@ class Segment {
   int fd() const { return memfd_.get(); }
   // Whether this process created it.
   bool owner() const { return owner_; }
+  // Whether this process was forked after that, or after attaching.
+  bool inherited() const { return inherited_.load(std::memory_order_relaxed); }
 
   // Maps the extent when it is used for the first time. Throws MismatchError when the range is in no extent.
   std::byte* at(uint64_t offset, size_t bytes) {
@@ -96,6 +102,15 @@ class Segment {
   // that is impossible nothing happens.
   void release_pages(uint64_t offset, size_t bytes);
 
+  struct Range {
+    uint64_t offset;
+    size_t bytes;
+  };
+  // Owner: takes all extents but the first away from the other processes. Addresses stay as they are, and
+  // `used` keeps its contents, also while other threads of this process write there; but from its return on, what
+  // other processes write does not arrive here any more. What they read is undefined.
+  void withdraw(const std::vector<Range>& used);
+
   size_t bytes_reserved() const;   // the size of the file
   size_t bytes_in_memory() const;  // what its pages occupy
 
@@ -106,6 +121,7 @@ class Segment {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     std::atomic<std::byte*> data{nullptr};  // null until somebody needs it
+    std::atomic<bool> is_private{false};    // the mapping has ceased to be shared
 
     // Written so that no sum can overflow, whatever a peer asks for.
     bool holds(uint64_t at, size_t length) const {
@@ -123,6 +139,8 @@ class Segment {
   std::byte* map_and_find(uint64_t offset, size_t bytes);
   void learn_extents();
   std::byte* map(const Extent& extent) const;
+  bool make_private(Extent& extent) const;
+  void become_picture();
 
   const base::Fd memfd_;
   const bool owner_;
@@ -130,6 +148,7 @@ class Segment {
   std::mutex growing_;  // extents are learned, mapped and added one at a time
   std::array<Extent, kMaxExtents> extents_;
   std::atomic<int> known_{0};  // how many of extents_ are filled in
+  std::atomic<bool> inherited_{false};
 };
 
 }  // namespace lockstep::shm

@@ -186,6 +186,7 @@ void Endpoint::fail(const std::string& kind, const std::string& text) {
   failure_ = {kind, text, make_error(kind, text)};
   base::log_debug("{}: {}", kind, text);
   if (board_) publish_failure();
+  if (board_ && others_may_write()) arena_->withdraw();
   for (auto* operation : std::exchange(received_, {})) complete(*operation);
   for (auto* call : exposed_) complete(*call, failure_->error);
   exposed_.clear();
@@ -208,6 +209,16 @@ void Endpoint::publish_failure() {
   board_->ring_all();
 }
 
+// Whether this rank has come to an all-reduce of registered memory that is not over: a rank that has seen that
+// and was stopped meanwhile will write its chunk when it wakes up, however late.
+bool Endpoint::others_may_write() const {
+  for (const auto* call = first_; call != to_arrive_; call = call->next) {
+    const auto where = board_->call(rank_, call->number).call.where;
+    if (call->request.kind == Kind::AllReduce && where == Where::Registered) return true;
+  }
+  return false;
+}
+
 std::vector<int> Endpoint::absent(uint64_t number) {
   const Lock lock(mutex_);
   std::vector<int> ranks;
@@ -226,8 +237,7 @@ std::string Endpoint::where(const Call* call) const {
 }
 
 std::string Endpoint::name_of(int rank) const {
-  const auto& peers = const_cast<Endpoint*>(this)->mesh_.peers();
-  const auto& facts = peers.at(rank).facts;
+  const auto& facts = mesh_.peers().at(rank).facts;
   return fmt::format("rank {} (pid {}, host {})", rank, facts.pid, facts.host);
 }
 
