@@ -27,11 +27,16 @@ size_t claim_bytes(const Board& board, size_t bytes) {
 uint32_t tag_of(uint64_t number) { return static_cast<uint32_t>(number + 1); }
 uint64_t claim_word(uint64_t number, uint64_t count) { return uint64_t{tag_of(number)} << 32 | count; }
 
+// What it counts of this call.
+uint64_t count_in(uint64_t word, uint64_t number) {
+  return word >> 32 == tag_of(number) ? word & UINT32_MAX : 0;
+}
+
 // Adds one to the count that belongs to this call, unless it has reached `limit`. Returns the count before.
 uint64_t count_up(std::atomic<uint64_t>& word, uint64_t number, uint64_t limit) {
   uint64_t seen = word.load(std::memory_order_relaxed);
   for (;;) {
-    const uint64_t count = seen >> 32 == tag_of(number) ? seen & UINT32_MAX : 0;
+    const uint64_t count = count_in(seen, number);
     if (count >= limit) return count;
     // Acquire and release: whoever counts last has seen what all before have written.
     if (word.compare_exchange_weak(seen, claim_word(number, count + 1), std::memory_order_seq_cst))
@@ -103,8 +108,11 @@ bool step_claims(Board& board, Call& call, Effort effort) {
   const uint64_t share = effort == Effort::All ? chunks : (chunks + world - 1) / world;
   bool moved = false;
   Pointers tensors;
-  while (call.claimed < share) {
+  // Says who is to blame when a chunk is taken and never done.
+  auto& working = board.control(board.rank()).working.value;
+  while (call.claimed < share && count_in(claims.taken.value.load(), call.number) < chunks) {
     board.refuse_tainted();  // who has failed wants no more results
+    working.store(call.number + 1, std::memory_order_release);
     const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
     if (chunk >= chunks) break;
     ++call.claimed;
@@ -121,6 +129,7 @@ bool step_claims(Board& board, Call& call, Effort effort) {
     request.kernel(here.data(), world, here.data(), world, length / c10::elementSize(request.dtype), world);
     if (count_up(claims.done.value, call.number, chunks) + 1 == chunks) board.ring_all();
   }
+  working.store(0, std::memory_order_release);
   if (claims.done.value.load(std::memory_order_seq_cst) != claim_word(call.number, chunks)) return moved;
   call.stage = Stage::Finished;
   return true;

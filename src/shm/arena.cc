@@ -33,9 +33,8 @@ Arena::Arena(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
 
 Arena::Block Arena::allocate(size_t bytes) {
   if (segment_->inherited()) {
-    throw UsageError(
-        base::compose({.what = "a forked process cannot allocate memory of its parent's groups",
-                       .hint = "make a group of its own in the child, after the fork"}));
+    throw UsageError(base::compose({.what = "a forked process cannot allocate memory of its parent's groups",
+                                    .hint = "make a group of its own in the child, after the fork"}));
   }
   if (bytes > kLargestBlock) {
     throw SystemError(base::compose({.what = fmt::format("cannot allocate {} bytes of shared memory", bytes),

@@ -41,8 +41,8 @@ class Arena {
   // `offset` as allocate() returned it; anything else is a UsageError. In a forked child nothing happens: the
   // block is the parent's.
   void free(uint64_t offset);
-  // What other processes write into blocks does not arrive here any more. The blocks stay where they are, with
-  // what they hold.
+  // What other processes write into blocks does not arrive here any more. The blocks stay where they are,
+  // with what they hold.
   void withdraw();
 
   // What is not free, with what alignment costs.

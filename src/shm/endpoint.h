@@ -6,11 +6,11 @@
 // asleep, nor while a Completion runs.
 //
 // The first error poisons the group: it is left where the other ranks see it, ends all that is under way, and
-// is thrown by every later call. Before that, memory of this rank's that others may be writing to is taken away
-// from them: when a call has thrown, the caller's memory is the caller's.
+// is thrown by every later call. Before that, memory of this rank's that others may be writing to is taken
+// away from them: when a call has thrown, the caller's memory is the caller's.
 //
-// A forked child has a picture of the endpoint, with locks that nobody will give back and without the threads.
-// There, calls throw UsageError, and all else does nothing.
+// A forked child has a picture of the endpoint, with locks that nobody will give back and without the
+// threads. There, calls throw UsageError, and all else does nothing.
 #pragma once
 
 #include <condition_variable>
@@ -121,9 +121,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // For messages.
   std::string where(const Call* call) const;
   std::string name_of(int rank) const;
-  std::string whereabouts(uint64_t number) const;
-  const CallWords& last_call(int rank) const;
-  std::string last_words(int rank) const;  // what the rank did last, as far as this one can see
+  std::string description_of(const Call& call) const;
+  std::string whereabouts(const Call& call) const;  // of those who hold it up; may be empty
+  std::string last_words(int rank) const;           // what the rank did last, as far as this one can see
 
   const int rank_;
   const int world_size_;

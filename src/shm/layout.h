@@ -107,6 +107,7 @@ struct Control {
   Word reduced;   // rounds of which this rank has reduced its part
   Word pulled;    // rounds of which this rank has read all it wanted
   Word finished;  // collectives in which this rank owes nothing more to anybody
+  Word working;   // the number, plus one, of the call of which it is reducing a chunk for all; 0: of none
   FailureWords failure;
   ClaimWords claims[kCallsInFlight];
 };

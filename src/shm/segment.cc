@@ -86,9 +86,8 @@ base::Fd make_memfd(const std::string& name) {
 }
 
 void punch_hole(const base::Fd& file, uint64_t offset, uint64_t bytes) {
-  [[maybe_unused]] const int ignored =
-      ::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                  static_cast<off_t>(bytes));
+  [[maybe_unused]] const int ignored = ::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                                   static_cast<off_t>(offset), static_cast<off_t>(bytes));
 }
 
 // Of a private mapping of a file: gives this process copies of all pages in the range, whoever writes to them
@@ -257,8 +256,8 @@ std::byte* Segment::map(const Extent& extent) const {
   return static_cast<std::byte*>(data);
 }
 
-// Puts a private mapping of the same bytes in the place of the shared one. The kernel does that in one step: a
-// thread that reads or writes there meanwhile sees one or the other, with the same contents.
+// Puts a private mapping of the same bytes in the place of the shared one. The kernel does that in one step:
+// a thread that reads or writes there meanwhile sees one or the other, with the same contents.
 bool Segment::make_private(Extent& extent) const {
   std::byte* const data = extent.data.load(std::memory_order_acquire);
   if (data == nullptr || extent.is_private.load()) return true;

@@ -12,8 +12,8 @@
 //
 // Within a process there is at most one Segment of each file: ranks that are threads see the same addresses.
 //
-// A child that is forked inherits a picture of it: the same addresses, but what the child writes stays with the
-// child. It shares nothing with anybody, and takes nothing away from anybody when it is destroyed.
+// A child that is forked inherits a picture of it: the same addresses, but what the child writes stays with
+// the child. It shares nothing with anybody, and takes nothing away from anybody when it is destroyed.
 //
 // Thread-safety: at(), offset_of() and the sizes from any thread; add_extent() from one thread at a time.
 // Invariants: extents lie in the file one after the other, without gaps; an entry of the table never changes
@@ -39,7 +39,7 @@ namespace lockstep::shm {
 size_t page_bytes();  // of this system
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 
 class Segment {
  public:
@@ -107,8 +107,8 @@ class Segment {
     size_t bytes;
   };
   // Owner: takes all extents but the first away from the other processes. Addresses stay as they are, and
-  // `used` keeps its contents, also while other threads of this process write there; but from its return on, what
-  // other processes write does not arrive here any more. What they read is undefined.
+  // `used` keeps its contents, also while other threads of this process write there; but from its return on,
+  // what other processes write does not arrive here any more. What they read is undefined.
   void withdraw(const std::vector<Range>& used);
 
   size_t bytes_reserved() const;   // the size of the file

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <string_view>
 
 #include <lockstep/error.h>
 
@@ -10,6 +11,7 @@
 #include "base/log.h"
 #include "shm/bell.h"
 #include "shm/endpoint.h"
+#include "shm/laggards.h"
 #include "shm/mismatch.h"
 
 namespace lockstep::shm {
@@ -17,6 +19,10 @@ namespace lockstep::shm {
 namespace {
 
 using namespace std::chrono_literals;
+
+constexpr const char* kLateHint =
+    "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
+    "but healthy job needs a longer InitOptions::timeout";
 
 // A closed connection does not wake a sleeper, so sleepers look by themselves this often.
 constexpr auto kLookEvery = 20ms;
@@ -78,6 +84,16 @@ void Endpoint::look_for_failures() {
 
 void Endpoint::adopt_failure(int rank) {
   const auto& theirs = board_->control(rank).failure;
+  // A rank that has timed out has waited as this one does. To be named are those whom both have waited for.
+  if (first_ != nullptr && theirs.kind == std::string_view("TimeoutError")) {
+    if (const auto who = whereabouts(*first_); !who.empty()) {
+      fail(theirs.kind, base::compose({.what = fmt::format("{} failed", description_of(*first_)),
+                                       .where = where(first_),
+                                       .evidence = "Timed out, on another rank first" + who,
+                                       .hint = kLateHint}));
+      return;
+    }
+  }
   fail(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
                                    .where = where(first_),
                                    .evidence = fmt::format("it said: {}", theirs.text)}));
@@ -103,11 +119,7 @@ void Endpoint::look_for_the_dead() {
     for (const auto* exposed : exposed_) {
       if (owes(rank, *exposed)) call = exposed;
     }
-    if (call != nullptr && call->stage != Stage::Queued) {
-      held_up = describe(board_->call(rank_, call->number).call);
-    } else if (call != nullptr) {
-      held_up = pattern_of(call->request.kind).name;
-    }
+    if (call != nullptr) held_up = description_of(*call);
     for (const auto* message : mail_->under_way()) {
       if (message->peer == rank || (message->peer == kAnyRank && alone)) held_up = message->describe();
     }
@@ -142,24 +154,17 @@ void Endpoint::look_for_the_late() {
   const auto seconds = [&](const Operation& operation) {
     return (operation.timeout.count() > 0 ? operation.timeout : timeout_).count() / 1000.0;
   };
-  constexpr const char* kHint =
-      "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
-      "but healthy job needs a longer InitOptions::timeout";
-
   std::vector<Call*> calls = exposed_;
   if (first_ != nullptr) calls.push_back(first_);
   for (auto* call : calls) {
     if (!is_late(*call)) continue;
-    const bool arrived = board_ && call->stage != Stage::Queued;
+    auto who = board_ ? whereabouts(*call) : "; the ranks have not all connected";
+    if (who.empty()) who = "; all ranks have come";
     fail("TimeoutError",
-         base::compose(
-             {.what = fmt::format("{} failed", arrived ? describe(board_->call(rank_, call->number).call)
-                                                       : pattern_of(call->request.kind).name),
-              .where = where(call),
-              .evidence =
-                  fmt::format("Timed out after {:.1f} s{}", seconds(*call),
-                              board_ ? whereabouts(call->number) : "; the ranks have not all connected"),
-              .hint = kHint}));
+         base::compose({.what = fmt::format("{} failed", description_of(*call)),
+                        .where = where(call),
+                        .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), who),
+                        .hint = kLateHint}));
     return;
   }
   auto messages = waiting_messages_;
@@ -176,7 +181,7 @@ void Endpoint::look_for_the_late() {
          base::compose({.what = fmt::format("{} failed", message->describe()),
                         .where = where(nullptr),
                         .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
-                        .hint = kHint}));
+                        .hint = kLateHint}));
     return;
   }
 }
@@ -209,8 +214,8 @@ void Endpoint::publish_failure() {
   board_->ring_all();
 }
 
-// Whether this rank has come to an all-reduce of registered memory that is not over: a rank that has seen that
-// and was stopped meanwhile will write its chunk when it wakes up, however late.
+// Whether this rank has come to an all-reduce of registered memory that is not over: a rank that has seen
+// that and was stopped meanwhile will write its chunk when it wakes up, however late.
 bool Endpoint::others_may_write() const {
   for (const auto* call = first_; call != to_arrive_; call = call->next) {
     const auto where = board_->call(rank_, call->number).call.where;
@@ -223,7 +228,7 @@ std::vector<int> Endpoint::absent(uint64_t number) {
   const Lock lock(mutex_);
   std::vector<int> ranks;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (rank != rank_ && (!board_ || last_call(rank).number.load() <= number)) ranks.push_back(rank);
+    if (rank != rank_ && (!board_ || last_call(*board_, rank).number.load() <= number)) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -236,41 +241,33 @@ std::string Endpoint::where(const Call* call) const {
   return text + ", backend shm";
 }
 
+std::string Endpoint::description_of(const Call& call) const {
+  if (!board_ || call.stage == Stage::Queued) return pattern_of(call.request.kind).name;
+  return describe(board_->call(rank_, call.number).call);
+}
+
 std::string Endpoint::name_of(int rank) const {
   const auto& facts = mesh_.peers().at(rank).facts;
   return fmt::format("rank {} (pid {}, host {})", rank, facts.pid, facts.host);
 }
 
-const CallWords& Endpoint::last_call(int rank) const {
-  const CallWords* last = nullptr;
-  for (uint64_t slot = 0; slot < kCallsInFlight; ++slot) {
-    const auto& call = board_->call(rank, slot).call;
-    if (last == nullptr || call.number.load() > last->number.load()) last = &call;
-  }
-  return *last;
-}
-
 std::string Endpoint::last_words(int rank) const {
-  const auto& last = last_call(rank);
+  const auto& last = last_call(*board_, rank);
   const uint64_t arrived = last.number.load();
   if (arrived == 0) return "it has made no collective call in this group";
   return fmt::format("the last collective it came to was #{} {}, which it {}", arrived, describe(last),
                      board_->read(&Control::finished, rank) >= arrived ? "finished" : "has not finished");
 }
 
-std::string Endpoint::whereabouts(uint64_t number) const {
+std::string Endpoint::whereabouts(const Call& call) const {
+  const auto absent = absentees(*board_, call.number);
   std::string text;
-  for (int rank = 0; rank < world_size_; ++rank) {
-    if (rank == rank_) continue;
-    const uint64_t arrived = last_call(rank).number.load();
-    const uint64_t finished = board_->read(&Control::finished, rank);
-    if (arrived > number) {
-      if (finished <= number) text += fmt::format("; {} has come, but has not done its part", name_of(rank));
-    } else {
-      text += fmt::format("; {} has not come: {}", name_of(rank), last_words(rank));
-    }
+  for (const int rank : absent.empty() ? laggards(*board_, call) : absent) {
+    if (board_->control(rank).failure.present.load(std::memory_order_seq_cst) != 0) continue;
+    text += absent.empty() ? fmt::format("; {} has come, but has not done its part", name_of(rank))
+                           : fmt::format("; {} has not come: {}", name_of(rank), last_words(rank));
   }
-  return text.empty() ? "; all ranks have come" : text;
+  return text;
 }
 
 }  // namespace lockstep::shm

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t kCount = 1 << 20;  // large enough that its pages are given back when it is freed
 
-// The child must not use LibTorch's threads, which it has not got: plain loops only. It ends as a process does
-// that returns from main, or is killed when it hangs.
+// The child must not use LibTorch's threads, which it has not got: plain loops only. It ends as a process
+// does that returns from main, or is killed when it hangs.
 void in_forked_child(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -231,7 +231,7 @@ TEST(Segment, RefusesWhatIsNone) {
     Segment::attach(forge(kLayoutVersion + 1, 1, table, kPage));
     FAIL();
   } catch (const MismatchError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("version 2, ours 1"));
+    EXPECT_THAT(error.what(), HasSubstr("version 3, ours 2"));
   }
   EXPECT_EQ(open_descriptors(), before);
 }

@@ -96,16 +96,82 @@ void survive(ProcessGroup& group, SleeperScene& scene) {
 
 TEST(Sleeper, WakesWithoutWritingToOthersMemory) {
   const Shared<SleeperScene> scene;
-  const auto outcomes = start_ranks(
-      2,
-      [&](int rank) {
-        const auto group = init_process_group({.backend = "shm", .timeout = 2s});
-        rank == 0 ? survive(*group, *scene) : sleep_now_and_then(*group, *scene);
-      },
-      {.deadline = 60s});
+  const auto outcomes =
+      start_ranks(2,
+                  [&](int rank) {
+                    const auto group = init_process_group({.backend = "shm", .timeout = 2s});
+                    rank == 0 ? survive(*group, *scene) : sleep_now_and_then(*group, *scene);
+                  },
+                  {.deadline = 60s});
   expect_success(outcomes);
   if (scene->struck == 0) GTEST_SKIP() << "the rank was never stopped in the middle of a chunk";
 }
+
+// ---- Who is blamed
+
+struct BlameScene {
+  std::atomic<int> sleepers_pid{0};
+  std::atomic<int> rounds{0};
+  std::atomic<int> informed{0};
+};
+
+// Registered or not, so that the sleeper is stopped amid a claimed chunk or amid a round; or before the call.
+enum class Asleep { InClaims, InRounds, Elsewhere };
+
+class Blame : public ::testing::TestWithParam<Asleep> {};
+
+TEST_P(Blame, FallsOnTheSleeperAlone) {
+  const Shared<BlameScene> scene;
+  const auto outcomes = start_ranks(
+      4,
+      [&](int rank) {
+        const auto group = init_process_group({.backend = "shm", .timeout = 2s});
+        auto tensor = GetParam() == Asleep::InClaims ? group->empty({4 << 20}, at::kFloat)
+                                                     : at::empty({4 << 20}, at::kFloat);
+        tensor.fill_(0);
+        if (rank == 1) scene->sleepers_pid = ::getpid();
+        group->barrier();
+        std::thread strikes;
+        if (rank == 0 && GetParam() != Asleep::Elsewhere) {
+          strikes = std::thread([&] {
+            while (scene->rounds < 3) std::this_thread::yield();
+            std::this_thread::sleep_for(1ms);  // into the next one
+            ::kill(scene->sleepers_pid, SIGSTOP);
+          });
+        }
+        std::string said;
+        try {
+          for (int round = 0;; ++round) {
+            if (rank == 1 && round == 2 && GetParam() == Asleep::Elsewhere) ::raise(SIGSTOP);
+            group->all_reduce(tensor);
+            if (rank == 1) ++scene->rounds;
+          }
+        } catch (const TimeoutError& error) {
+          said = error.what();
+        }
+        if (strikes.joinable()) strikes.join();
+        EXPECT_THAT(said, ::testing::HasSubstr("rank 1 (pid"));
+        for (const int healthy : {0, 2, 3}) {
+          EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr(fmt::format("rank {} (pid", healthy))));
+        }
+        // Nobody goes before all have been told.
+        ++scene->informed;
+        EXPECT_TRUE(eventually([&] { return scene->informed == 3; }, 20s));
+      },
+      {.deadline = 60s});
+  for (const auto& outcome : outcomes) {
+    EXPECT_TRUE(outcome.rank == 1 || outcome.exit_status == 0) << outcome.describe();
+  }
+}
+
+std::string name_of_sleep(const ::testing::TestParamInfo<Asleep>& info) {
+  static const std::vector<std::string> names = {"InClaims", "InRounds", "Elsewhere"};
+  return names.at(static_cast<size_t>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Asleep, Blame,
+                         ::testing::Values(Asleep::InClaims, Asleep::InRounds, Asleep::Elsewhere),
+                         name_of_sleep);
 
 }  // namespace
 }  // namespace lockstep::testing
