@@ -18,7 +18,9 @@ class Error : public std::runtime_error {
   virtual std::string_view kind() const noexcept { return "Error"; }
 };
 
-// The caller asked for something that cannot be done: bad arguments, environment or order of calls.
+// The caller asked for something that cannot be done: bad arguments, environment or order of calls. A call that
+// throws it has changed nothing. The exception is a synchronised backward pass, in which the other ranks have
+// begun to average: there it ends the group, and they get it, too.
 class UsageError : public Error {
  public:
   using Error::Error;

@@ -84,4 +84,11 @@ UsageError interrupted(const ProcessGroup& group) {
        .hint = "let the exception end the process: the ranks cannot be brought into step again"}));
 }
 
+Error no_exception(const ProcessGroup& group) {
+  return Error(base::compose(
+      {.what = "something was thrown during a backward pass that is no std::exception",
+       .where = where(group),
+       .hint = "look at the communication hook, and have it throw classes that derive from std::exception"}));
+}
+
 }  // namespace lockstep::reducer

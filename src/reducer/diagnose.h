@@ -19,5 +19,7 @@ UsageError with_graph(const ProcessGroup& group, const std::string& name);
 UsageError unexpected_layout(const ProcessGroup& group, const std::string& name, bool sparse);
 // An exception came out of a backward pass, so that this rank has done only a part of a step.
 UsageError interrupted(const ProcessGroup& group);
+// A hook threw what is not an exception.
+Error no_exception(const ProcessGroup& group);
 
 }  // namespace lockstep::reducer

@@ -45,6 +45,11 @@ void Reducer::guarded(Body&& body) {
   } catch (const std::exception& error) {
     abandon(Error(error.what()));
     throw;
+  } catch (...) {
+    // Autograd knows only std::exceptions.
+    const auto error = no_exception(*group_);
+    abandon(error);
+    throw error;
   }
 }
 

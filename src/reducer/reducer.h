@@ -90,7 +90,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::optional<Bystander> bystander;  // took no part
   };
 
-  // Ends the group with whatever the body throws, so that no rank waits for this one.
+  // Ends the group with whatever the body throws, UsageErrors as well: the others are in the same pass, or
+  // will come to it, and wait for this rank's part.
   template <class Body>
   void guarded(Body&& body);
   void abandon(const Error& why);

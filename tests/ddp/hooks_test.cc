@@ -1,5 +1,6 @@
 // Communication hooks (item 9) and periodic averaging.
 #include <gmock/gmock.h>
+#include <numeric>
 
 #include "ddp/training.h"
 
@@ -216,6 +217,40 @@ TEST_P(Hooks, ThatThrowEndTheStepEverywhere) {
       ADD_FAILURE() << "no error";
     } catch (const std::exception& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("the hook is broken"));
+    }
+  });
+}
+
+// What is thrown need not be an exception.
+TEST_P(Hooks, ThatThrowAnythingEndTheStepEverywhere) {
+  run([](ProcessGroup& group) {
+    for (const bool later : {false, true}) {
+      const auto doomed = group.new_group([&] {
+        std::vector<int> all(group.world_size());
+        std::iota(all.begin(), all.end(), 0);
+        return all;
+      }());
+      DistributedDataParallel ddp(make_net(), doomed);
+      ddp.register_comm_hook([&](GradBucket& bucket, ProcessGroup& with) -> CommResult {
+        if (with.rank() == 1 && !later) throw 42;
+        auto work = std::make_shared<Work>(with.all_reduce_async(bucket.buffer, ReduceOp::Avg));
+        return CommResult([&with, work, buffer = bucket.buffer, later]() -> at::Tensor {
+          if (with.rank() == 1 && later) throw "nothing good";
+          work->wait();
+          return buffer;
+        });
+      });
+      const auto mine = share_of(global_batch(24, 0), group);
+      auto loss = loss_of(ddp(mine), mine);
+      try {
+        loss.backward();
+        // Whose flights had all ended before is told by the next call.
+        doomed->barrier();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("no std::exception"));
+      }
+      EXPECT_THROW(doomed->barrier(), Error);
     }
   });
 }
