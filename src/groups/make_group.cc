@@ -154,13 +154,17 @@ std::string why_no_shm() {
 std::string choose_backend(const std::string& wanted, const std::vector<RankFacts>& ranks) {
   if (wanted == "gloo") return wanted;
   std::string obstacle;
+  if (ranks.size() > shm::kMaxWorld) {
+    obstacle =
+        fmt::format("there are {} ranks, and shared memory joins at most {}", ranks.size(), shm::kMaxWorld);
+  }
   for (const auto& other : ranks) {
+    if (!obstacle.empty()) break;
     if (other.machine != ranks[0].machine) {
       obstacle = fmt::format("{} and {} are not on one machine", ranks[0].describe(), other.describe());
     } else if (!other.no_shm.empty()) {
       obstacle = fmt::format("{} cannot share memory: {}", other.describe(), other.no_shm);
     }
-    if (!obstacle.empty()) break;
   }
   if (obstacle.empty()) return "shm";
   if (wanted == "auto" && compat::has_gloo()) {
