@@ -109,7 +109,8 @@ class ProcessGroup {
   Work recv_async(at::Tensor& tensor, int from, int tag = 0);
   Work barrier_async();
 
-  // Memory that this group reduces with no copy, where its backend can; ordinary memory otherwise.
+  // Memory that this group reduces with no copy, where its backend can; ordinary memory otherwise. A forked
+  // child has a private picture of it (docs/shm-layout.md).
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options);
   // Every rank of this group must call it with the same ranks (of this group). Sorted, as PyTorch's. Returns
   // null on the ranks that are not in it.

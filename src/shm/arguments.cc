@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "compat/argument_error.h"
 
 namespace lockstep::shm {
 
 void Arguments::refuse(const std::string& why) const {
-  C10_THROW_ERROR(ValueError, fmt::format("ProcessGroupShm::{}: {}", call_, why));
+  throw compat::ArgumentError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                              fmt::format("ProcessGroupShm::{}: {}", call_, why));
 }
 
 void Arguments::root(int64_t rank) const {
@@ -44,7 +46,19 @@ void Arguments::dense(List tensors) const {
   for (const auto& tensor : tensors) {
     if (!tensor.defined()) refuse("a tensor is undefined");
     c10d::assertDense([&](const std::string& why) { refuse(why); }, tensor);
+  }
+  on_cpu(tensors);
+}
+
+void Arguments::on_cpu(List tensors) const {
+  for (const auto& tensor : tensors) {
     c10d::assertCPU([&](const std::string& why) { refuse(why); }, tensor);
+  }
+}
+
+void Arguments::sparse_sum(const c10d::ReduceOp& op) const {
+  if (op != c10d::ReduceOp::SUM) {
+    refuse("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
   }
 }
 

@@ -1,6 +1,6 @@
 // What the arguments of c10d's calls must be. The rules and the words are those of LibTorch's Gloo backend,
-// so that code and tests written for it see no difference; each throws c10::ValueError before anything has
-// begun.
+// so that code and tests written for it see no difference; each throws compat::ArgumentError before anything
+// has begun.
 #pragma once
 
 #include <vector>
@@ -27,6 +27,9 @@ class Arguments {
   void single_output(List tensors) const;
   // Strided and on the CPU, all of them.
   void dense(List tensors) const;
+  void on_cpu(List tensors) const;
+  // The one operation that sparse tensors know.
+  void sparse_sum(const c10d::ReduceOp& op) const;
   // Type and size as those of `like`.
   void alike(const at::Tensor& like, List tensors) const;
   // Of any sizes.

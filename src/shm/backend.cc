@@ -1,7 +1,6 @@
 #include "shm/backend.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
@@ -11,6 +10,7 @@
 #include "comm/dense.h"
 #include "shm/arguments.h"
 #include "shm/requests.h"
+#include "shm/sparse.h"
 #include "shm/work.h"
 
 namespace lockstep::shm {
@@ -115,6 +115,7 @@ Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions&
   const Arguments check("allreduce", rank_, size_);
   check.not_empty(tensors);
   check.alike(tensors[0], tensors);
+  if (tensors[0].layout() == at::kSparse) return sparse_allreduce(tensors, options);
   check.dense(tensors);
   const auto combine = check.combine(options.reduceOp);
   // Several tensors of one rank count as those of several ranks: they are combined here first.
@@ -141,6 +142,25 @@ Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions&
                             for (const auto& tensor : tensors) bring_home(tensor, wire);
                           }},
                      given(options.timeout));
+}
+
+Backend::WorkPtr Backend::sparse_allreduce(const List& tensors, const c10d::AllreduceOptions& options) {
+  const Arguments check("allreduce", rank_, size_);
+  check.on_cpu(tensors);
+  check.sparse_sum(options.reduceOp);
+  const auto sum = std::make_shared<SparseSum>(tensors, rank_, size_);
+  return Work::start(
+      endpoint_, sum->tell(), [sum] { return sum->gather(); },
+      {.title = "shm:all_reduce",
+       .type = OpType::ALLREDUCE,
+       .inputs = tensors,
+       .outputs = {tensors},
+       .finish =
+           [tensors, sum] {
+             const auto result = sum->result();
+             for (const auto& tensor : tensors) tensor.detach().copy_(result);
+           }},
+      given(options.timeout));
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(List& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -482,22 +502,6 @@ Backend::WorkPtr Backend::recvAnysource(List& tensors, int tag) {
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   return Work::start(endpoint_, Request{}, {.title = "shm:barrier", .type = OpType::BARRIER},
                      given(options.timeout));
-}
-
-void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  Call call;
-  call.timeout = given(options.timeout);
-  try {
-    endpoint_->run(call);
-  } catch (const TimeoutError& error) {
-    const auto timeout = call.timeout.count() > 0 ? call.timeout : endpoint_->timeout();
-    const auto absent = endpoint_->absent(call.number);
-    if (absent.empty()) throw;
-    const auto ranks = wait_all_ranks ? fmt::format("Ranks {}", fmt::join(absent, ", "))
-                                      : fmt::format("Rank {}", absent.front());
-    throw TimeoutError(
-        fmt::format("{} failed to pass monitoredBarrier in {} ms. {}", ranks, timeout.count(), error.what()));
-  }
 }
 
 }  // namespace lockstep::shm

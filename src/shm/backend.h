@@ -8,7 +8,7 @@
 
 namespace lockstep::shm {
 
-// Arguments are checked as LibTorch's Gloo backend checks them: c10::Error, with the same words.
+// Arguments are checked as LibTorch's Gloo backend checks them, with the same words: compat::ArgumentError.
 class Backend : public c10d_backend, public comm::Native {
  public:
   explicit Backend(std::shared_ptr<Endpoint> endpoint);
@@ -54,6 +54,8 @@ class Backend : public c10d_backend, public comm::Native {
   void fail(const std::string& kind, const std::string& text) override { endpoint_->poison(kind, text); }
 
  private:
+  WorkPtr sparse_allreduce(const List& tensors, const c10d::AllreduceOptions& options);
+
   const std::shared_ptr<Endpoint> endpoint_;
 };
 

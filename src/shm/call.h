@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <c10/util/SmallVector.h>
 
@@ -38,6 +39,11 @@ struct Call : Operation {
   explicit Call(Make&& make) : request(make()) {}
 
   Request request;
+  // Set for a call whose request depends on the results of those before it: makes the request, once they are
+  // finished. Called with the endpoint's lock held. Until then `request` has the kind only.
+  std::function<Request()> prepare;
+  // A call to be handed over together with this one, just before it.
+  Call* before = nullptr;
 
   // The rest is the engine's.
   uint64_t number = 0;

@@ -161,6 +161,11 @@ void Endpoint::start(Call& call) {
   Lock lock(mutex_);
   refuse_if_poisoned();
   call.deadline = Clock::now() + (call.timeout.count() > 0 ? call.timeout : timeout_);
+  if (call.before != nullptr) {
+    call.before->timeout = call.timeout;
+    call.before->deadline = call.deadline;
+    enqueue(*call.before);
+  }
   enqueue(call);
   ++attended_;
   progress(Effort::Share);
@@ -246,6 +251,11 @@ bool Endpoint::arrive() {
     auto& call = *to_arrive_;
     // A barrier says that all before it is done.
     if (call.request.kind == Kind::Barrier && (&call != first_ || !exposed_.empty())) return moved;
+    if (call.prepare) {
+      if (&call != first_) return moved;
+      call.request = call.prepare();
+      call.prepare = nullptr;
+    }
     // The slot must not be read by anybody any more.
     if (call.number - all_finished_ >= kCallsInFlight) {
       all_finished_ = board_->least(&Control::finished);

@@ -73,6 +73,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // The ranks that have not come to this call.
   std::vector<int> absent(uint64_t number);
+  // The ranks that have ended.
+  std::vector<int> ended();
 
   // Registered memory.
   const std::shared_ptr<Arena>& arena() const { return arena_; }

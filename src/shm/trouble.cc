@@ -233,6 +233,11 @@ std::vector<int> Endpoint::absent(uint64_t number) {
   return ranks;
 }
 
+std::vector<int> Endpoint::ended() {
+  const Lock lock(mutex_);
+  return mesh_.gone();
+}
+
 // ---- Words
 
 std::string Endpoint::where(const Call* call) const {

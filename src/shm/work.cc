@@ -6,7 +6,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/log.h"
+#include "base/error_text.h"
 #include "comm/dense.h"
 
 namespace lockstep::shm {
@@ -20,16 +20,32 @@ c10::intrusive_ptr<Work> Work::start(std::shared_ptr<Endpoint> endpoint, Request
                                      std::chrono::milliseconds timeout) {
   auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
   work->call_.request = std::move(request);
-  work->call_.timeout = timeout;
-  work->call_.owner = work.get();
-  work->self_ = work;
+  work->start_call(timeout);
+  return work;
+}
+
+c10::intrusive_ptr<Work> Work::start(std::shared_ptr<Endpoint> endpoint, Request first,
+                                     std::function<Request()> second, Outline outline,
+                                     std::chrono::milliseconds timeout) {
+  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
+  work->first_.request = std::move(first);
+  work->call_.before = &work->first_;
+  work->call_.request.kind = work->first_.request.kind;
+  work->call_.prepare = std::move(second);
+  work->start_call(timeout);
+  return work;
+}
+
+void Work::start_call(std::chrono::milliseconds timeout) {
+  call_.timeout = timeout;
+  call_.owner = this;
+  self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
   try {
-    work->endpoint_->start(work->call_);
+    endpoint_->start(call_);
   } catch (...) {
-    work->self_.reset();
+    self_.reset();
     throw;
   }
-  return work;
 }
 
 c10::intrusive_ptr<Work> Work::send(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int to,
@@ -100,16 +116,30 @@ void Work::completed() noexcept {
 }
 
 void Work::conclude() noexcept {
-  try {
-    settle_future();
-    finish(outcome_);
-    settle_future();  // one that was asked for meanwhile
-  } catch (const std::exception& callback_error) {
-    base::log_warn("a callback of a finished call threw: {}", callback_error.what());
-  }
+  run_callbacks();
+  finish(outcome_);
+  run_callbacks();  // of a future that was asked for meanwhile
   // May be the end of *this, so nothing of it may be touched any more: not even by reset(), which writes
   // last.
   const auto last_hold = std::move(self_);
+}
+
+// What they throw has nowhere to go but to the group.
+void Work::run_callbacks() noexcept {
+  std::string why;
+  try {
+    settle_future();
+    return;
+  } catch (const std::exception& error) {
+    why = error.what();
+  } catch (...) {
+    why = "something that is no std::exception";
+  }
+  endpoint_->poison(
+      "Error", base::compose({.what = fmt::format("a callback of {} threw", outline_.title),
+                              .where = fmt::format("rank {}/{}", endpoint_->rank(), endpoint_->world_size()),
+                              .evidence = why,
+                              .hint = "catch in the callback what it can deal with"}));
 }
 
 bool Work::isCompleted() {

@@ -25,6 +25,10 @@ class Work : public c10d::Work, private Completion {
  public:
   static c10::intrusive_ptr<Work> start(std::shared_ptr<Endpoint> endpoint, Request request, Outline outline,
                                         std::chrono::milliseconds timeout);
+  // Two collectives, of which the second depends on the results of the first.
+  static c10::intrusive_ptr<Work> start(std::shared_ptr<Endpoint> endpoint, Request first,
+                                        std::function<Request()> second, Outline outline,
+                                        std::chrono::milliseconds timeout);
   static c10::intrusive_ptr<Work> send(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int to,
                                        int tag);
   static c10::intrusive_ptr<Work> receive(std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor,
@@ -48,14 +52,17 @@ class Work : public c10d::Work, private Completion {
   void conclude() noexcept override;
   Operation& operation();
   void start_message(bool outgoing, const at::Tensor& tensor, int peer, int tag);
+  void start_call(std::chrono::milliseconds timeout);
   c10::IValue value() const;
   void settle_future();
+  void run_callbacks() noexcept;
 
   const std::shared_ptr<Endpoint> endpoint_;
   Outline outline_;
   bool is_message_ = false;
-  Call call_;  // one of the two is used
-  Message message_;
+  Call first_;       // of two
+  Call call_;        // either this
+  Message message_;  // or this
   // From the start until it is complete, the engine holds on to it.
   c10::intrusive_ptr<Work> self_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

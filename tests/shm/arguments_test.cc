@@ -2,7 +2,13 @@
 // group is as good as before.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <typeinfo>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "compat/gloo.h"
+#include "groups/make_group.h"
+#include "shm/layout.h"
 #include "shm/local_ranks.h"
 
 namespace lockstep::testing {
@@ -62,6 +68,12 @@ TEST_F(Arguments, AllReduce) {
   expect_refusal("invalid tensor type", [&] { return all_reduce(root(), {four(), doubles()}); });
   expect_refusal("invalid tensor size", [&] { return all_reduce(root(), {four(), five()}); });
   expect_refusal("invalid tensor layout", [&] { return all_reduce(root(), {at::ones({2, 2}), sparse()}); });
+  expect_refusal("invalid tensor size", [&] {
+    return all_reduce(root(), {sparse(), at::ones({3, 3}).to_sparse()});
+  });
+  for (const auto op : {ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg}) {
+    expect_refusal("unsupported reduction operation", [&] { return all_reduce(root(), {sparse()}, op); });
+  }
 }
 
 TEST_F(Arguments, AllReduceCoalesced) {
@@ -191,8 +203,65 @@ TEST_F(Arguments, OperationsThatMeanNothing) {
   expect_some_refusal([&] { return reduce(root(), {complex}, 0, ReduceOp::Max); });
 }
 
+// The same class, which is what Python's users see first, and the same words behind the name of the backend.
+TEST(Backends, RefuseArgumentsAsGlooDoes) {
+  if (!compat::has_gloo()) GTEST_SKIP() << "this LibTorch has no Gloo";
+  LocalRanks ranks(1);
+  const auto gloo =
+      compat::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(20), "127.0.0.1");
+  using Refused = std::pair<std::string, std::string>;  // class, words
+  const auto refusal = [](c10d_backend& backend,
+                          const std::function<WorkPtr(c10d_backend&)>& call) -> Refused {
+    try {
+      call(backend)->wait();
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      const auto words = text.substr(text.find(": "));
+      // Gloo does not count the tensor that it compares with.
+      return {typeid(error).name(), words.substr(0, words.find(" at index"))};
+    }
+    ADD_FAILURE() << "nothing was refused";
+    return {};
+  };
+  const std::vector<std::function<WorkPtr(c10d_backend&)>> calls = {
+      [](c10d_backend& backend) { return broadcast(backend, {four()}, -1); },
+      [](c10d_backend& backend) {
+        return broadcast(backend, {four(), doubles()});
+      },
+      [](c10d_backend& backend) { return all_reduce(backend, {}); },
+      [](c10d_backend& backend) {
+        return all_reduce(backend, {four(), five()});
+      },
+      [](c10d_backend& backend) { return all_reduce(backend, {sparse()}, ReduceOp::Max); },
+      [](c10d_backend& backend) {
+        return all_reduce_coalesced(backend, {four(), doubles()});
+      },
+      [](c10d_backend& backend) { return all_reduce_coalesced(backend, {sparse()}); },
+      [](c10d_backend& backend) {
+        return reduce(backend, {four(), four()}, 0);
+      },
+      [](c10d_backend& backend) { return all_gather(backend, {}, {}); },
+      [](c10d_backend& backend) { return all_gather(backend, {{five()}}, {four()}); },
+      [](c10d_backend& backend) { return gather(backend, {}, {four()}, 0); },
+      [](c10d_backend& backend) { return gather(backend, {{four()}}, {four()}, 1); },
+      [](c10d_backend& backend) { return scatter(backend, {four()}, {}, 0); },
+      [](c10d_backend& backend) { return scatter(backend, {four()}, {{doubles()}}, 0); }};
+  for (size_t i = 0; i < calls.size(); ++i)
+    EXPECT_EQ(refusal(ranks[0], calls[i]), refusal(*gloo, calls[i])) << i;
+}
+
 TEST(Backends, OneThatDoesNotExistIsRefused) {
   EXPECT_THROW(make_c10d_backend("smoke signals", {}, 0, 1, std::chrono::seconds(1)), UsageError);
+}
+
+TEST(Backends, MoreRanksThanSharedMemoryJoinsTakeGloo) {
+  std::vector<comm::RankFacts> ranks(shm::kMaxWorld, comm::RankFacts{.machine = "m"});
+  EXPECT_EQ(groups::choose_backend("auto", ranks), "shm");
+  EXPECT_EQ(groups::choose_backend("shm", ranks), "shm");
+  ranks.push_back(ranks.front());
+  EXPECT_EQ(groups::choose_backend("auto", ranks), "gloo");
+  EXPECT_THAT(error_of([&] { groups::choose_backend("shm", ranks); }),
+              AllOf(HasSubstr("257 ranks"), HasSubstr("at most 256"), HasSubstr("hint:")));
 }
 
 }  // namespace

@@ -2,7 +2,10 @@
 // own or all by one thread, which makes every rank's call first and waits afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
+#include <mutex>
 #include <set>
+#include <thread>
 
 #include "base/deadline.h"
 #include "shm/local_ranks.h"
@@ -211,6 +214,74 @@ TEST_P(Citizen, AllToAllOfRows) {
   expect_filled(outputs[1].narrow(0, 1, 1), 2);
 }
 
+// Of one size and dtype; which elements it has, and how many, differs from rank to rank.
+at::Tensor sparse_data(int seed, int sparse_dims, int dense_dims, at::ScalarType dtype) {
+  const int64_t count = seed % 4;  // 0: no elements at all
+  std::vector<int64_t> sizes(sparse_dims, 6), value_sizes = {count};
+  for (int i = 0; i < dense_dims; ++i) {
+    sizes.push_back(3);
+    value_sizes.push_back(3);
+  }
+  // Element 0 comes twice, so the tensor is not coalesced.
+  const auto indices = at::arange(count).mul(seed).remainder(3).expand({sparse_dims, count}).clone();
+  const auto values = at::arange(c10::multiply_integers(value_sizes)).add(seed).view(value_sizes).to(dtype);
+  return at::sparse_coo_tensor(indices, values, sizes);
+}
+
+TEST_P(Citizen, AllReduceOfSparseTensors) {
+  LocalRanks ranks(3);
+  for (const int each : {1, 2}) {
+    for (const auto& [sparse_dims, dense_dims] : std::vector<std::pair<int, int>>{{1, 0}, {3, 0}, {1, 2}}) {
+      for (const auto dtype : {at::kFloat, at::kLong}) {
+        std::vector<Tensors> tensors(3);
+        auto expected = sparse_data(0, sparse_dims, dense_dims, dtype).to_dense();
+        for (int seed = 0; seed < 3 * each; ++seed) {
+          tensors[seed / each].push_back(sparse_data(seed, sparse_dims, dense_dims, dtype));
+          expected = expected + tensors[seed / each].back().to_dense();
+        }
+        all(ranks, [&](int rank, c10d_backend& backend) { return all_reduce(backend, tensors[rank]); });
+        for (const auto& list : tensors) {
+          for (const auto& tensor : list) {
+            EXPECT_TRUE(tensor.is_sparse() && tensor.is_coalesced());
+            EXPECT_TRUE(same(tensor.to_dense(), expected));
+          }
+        }
+      }
+    }
+  }
+  // Among other calls, and when no rank has anything.
+  std::vector<Tensors> none;
+  std::vector<at::Tensor> dense;
+  for (int rank = 0; rank < 3; ++rank) {
+    none.push_back({sparse_data(0, 1, 1, at::kFloat)});
+    dense.push_back(filled(rank));
+  }
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < 3; ++rank) {
+    works.push_back(all_reduce(ranks[rank], none[rank]));
+    works.push_back(all_reduce(ranks[rank], {dense[rank]}));
+  }
+  for (const auto& work : works) EXPECT_TRUE(work->wait());
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(none[rank][0]._nnz(), 0);
+    expect_filled(dense[rank], 3);
+  }
+}
+
+TEST(CitizenSparse, TensorsThatCannotBeAddedAreAMismatch) {
+  const auto one = sparse_data(1, 1, 0, at::kFloat);
+  const std::vector<at::Tensor> others = {
+      at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {7}),
+      sparse_data(1, 1, 1, at::kFloat), sparse_data(1, 1, 0, at::kDouble), at::ones({6})};
+  for (const auto& other : others) {
+    LocalRanks ranks(2);
+    const auto first = all_reduce(ranks[0], {one.clone()});
+    const auto second = all_reduce(ranks[1], {other.clone()});
+    EXPECT_THROW(first->wait(20s), MismatchError);
+    EXPECT_THROW(second->wait(20s), MismatchError);
+  }
+}
+
 TEST_P(Citizen, NothingAtAll) {
   LocalRanks ranks(2);
   const auto none = at::empty({0});
@@ -302,28 +373,63 @@ TEST(CitizenBarrier, MonitoredPassesWhenAllCome) {
   }
 }
 
-// The ranks named stay away. What rank 0 is told; everybody who came must be told something, in time.
-std::string monitored_without(const std::set<int>& absent, int world, bool wait_for_all) {
+// The ranks named stay away, or leave. What the ranks are told who came, in time.
+std::map<int, std::string> monitored_without(const std::set<int>& absent, int world, bool wait_for_all,
+                                             bool leave = false) {
   LocalRanks ranks(world, 2s);
-  std::string rank_zero;
+  ranks.in_threads([&](int, c10d_backend& backend) { backend.barrier()->wait(); });
+  if (leave) {
+    for (const int rank : absent) ranks.destroy(rank);
+  }
+  std::map<int, std::string> told;
+  std::mutex mutex;
   const auto begin = std::chrono::steady_clock::now();
-  ranks.in_threads([&](int rank, c10d_backend& backend) {
-    if (absent.count(rank) != 0) return;
-    c10d::BarrierOptions options;
-    options.timeout = 500ms;
-    const auto text = error_of([&] { backend.monitoredBarrier(options, wait_for_all); });
-    if (rank == 0) rank_zero = text;
-  });
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    if (absent.count(rank) != 0) continue;
+    threads.emplace_back([&, rank] {
+      c10d::BarrierOptions options;
+      options.timeout = 500ms;
+      const auto text = error_of([&] { ranks[rank].monitoredBarrier(options, wait_for_all); });
+      // Poisoned.
+      EXPECT_FALSE(error_of([&] { ranks[rank].barrier()->wait(); }).empty());
+      const std::lock_guard lock(mutex);
+      told[rank] = text;
+    });
+  }
+  for (auto& thread : threads) thread.join();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 7s);
-  return rank_zero;
+  return told;
 }
 
 TEST(CitizenBarrier, MonitoredNamesTheRankThatIsMissing) {
-  EXPECT_THAT(monitored_without({1}, 3, false), HasSubstr("Rank 1 failed to pass monitoredBarrier"));
+  for (const bool leave : {false, true}) {
+    const auto told = monitored_without({1}, 3, false, leave);
+    EXPECT_THAT(told.at(0), HasSubstr("Rank 1 failed to pass monitoredBarrier in 500 ms"));
+    EXPECT_THAT(told.at(2),
+                HasSubstr("Rank 2 successfully reached monitoredBarrier, but received errors while "
+                          "waiting for send/recv from rank 0"));
+  }
 }
 
 TEST(CitizenBarrier, MonitoredNamesAllRanksThatAreMissing) {
-  EXPECT_THAT(monitored_without({1, 3}, 4, true), HasSubstr("Ranks 1, 3 failed to pass monitoredBarrier"));
+  for (const bool leave : {false, true}) {
+    const auto told = monitored_without({1, 3}, 4, true, leave);
+    EXPECT_THAT(told.at(0), HasSubstr("Ranks 1, 3 failed to pass monitoredBarrier in 500 ms"));
+  }
+}
+
+TEST(CitizenBarrier, MonitoredWithoutRankZero) {
+  EXPECT_THAT(monitored_without({0}, 2, false).at(1),
+              HasSubstr("Rank 1 successfully reached monitoredBarrier"));
+}
+
+TEST(CitizenBarrier, MonitoredWithoutAnyTime) {
+  LocalRanks ranks(2);
+  c10d::BarrierOptions options;
+  options.timeout = 0ms;
+  EXPECT_THAT(error_of([&] { ranks[0].monitoredBarrier(options, false); }),
+              HasSubstr("Rank 0 timed out in monitoredBarrier"));
 }
 
 TEST(CitizenIdentity, NameRankAndSize) {

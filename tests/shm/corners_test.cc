@@ -47,6 +47,25 @@ TEST(Corners, ACallbackMayWaitForTheFutureOfAnotherCall) {
   for (const auto& work : {a, b, c, d}) EXPECT_TRUE(work->wait());
 }
 
+// What a callback throws ends the group, and nothing else: the call is complete.
+TEST(Corners, ACallbackThatThrowsAnything) {
+  for (const bool anything : {false, true}) {
+    LocalRanks ranks(2);
+    const auto first = all_reduce(ranks[0], {filled(1)});
+    first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+      if (anything) throw 42;
+      throw std::runtime_error("the callback is broken");
+    });
+    const auto second = all_reduce(ranks[1], {filled(1)});
+    EXPECT_TRUE(first->wait(20s));
+    EXPECT_TRUE(second->wait(20s));
+    const auto said = anything ? "no std::exception" : "the callback is broken";
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_THAT(error_of([&] { ranks[rank].barrier()->wait(20s); }), ::testing::HasSubstr(said));
+    }
+  }
+}
+
 TEST(Corners, ACallMayBeMadeUnderALockThatACallbackWants) {
   LocalRanks ranks(2);
   std::mutex mutex;

@@ -1,0 +1,16 @@
+// What LibTorch's backends throw when arguments cannot be right: in Python a RuntimeError in 1.x, a
+// ValueError in 2.x.
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <torch/version.h>
+
+namespace lockstep::compat {
+
+#if TORCH_VERSION_MAJOR >= 2
+using ArgumentError = c10::ValueError;
+#else
+using ArgumentError = c10::Error;
+#endif
+
+}  // namespace lockstep::compat
