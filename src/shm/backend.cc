@@ -157,8 +157,10 @@ Backend::WorkPtr Backend::sparse_allreduce(const List& tensors, const c10d::Allr
        .outputs = {tensors},
        .finish =
            [tensors, sum] {
+             // Not detached: the new tensor alone would get the memory of what is copied.
+             const at::NoGradGuard no_grad;
              const auto result = sum->result();
-             for (const auto& tensor : tensors) tensor.detach().copy_(result);
+             for (const auto& tensor : tensors) tensor.copy_(result);
            }},
       given(options.timeout));
 }
