@@ -20,6 +20,7 @@
 #include "base/no_sigpipe.h"
 #include "base/note.h"
 #include "base/port.h"
+#include "base/printable.h"
 #include "base/token.h"
 
 namespace lockstep::base {
@@ -33,6 +34,28 @@ TEST(Compose, SaysWhatWhereEvidenceHintInThisOrder) {
             "x failed (rank 0/2): it rained\nhint: wait");
   EXPECT_EQ(compose({.what = "x failed"}), "x failed");
   EXPECT_EQ(errno_text(ECONNREFUSED), "Connection refused (errno 111)");
+}
+
+TEST(Printable, LeavesTextAndEscapesWhatSteersATerminal) {
+  using namespace std::string_literals;
+  EXPECT_EQ(printable("weights/größe 名前 🎉 \\ \"x\""), "weights/größe 名前 🎉 \\ \"x\"");
+  EXPECT_EQ(printable("a\nb\rc\td"), R"(a\nb\rc\td)");
+  EXPECT_EQ(printable("\x1b[2J\x07\x7f\0."s), R"(\x1b[2J\x07\x7f\x00.)");
+  EXPECT_EQ(printable("\u009b31m \u202e \u2028 \ufeff"), R"(\u009b31m \u202e \u2028 \ufeff)");
+  // Cut off, overlong, a surrogate, beyond Unicode, a byte by itself.
+  EXPECT_EQ(printable("\xe5\x90"), R"(\xe5\x90)");
+  EXPECT_EQ(printable("\xc0\x9b \xe0\x82\x9b"), R"(\xc0\x9b \xe0\x82\x9b)");
+  EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80 \x9b"), R"(\xed\xa0\x80 \xf4\x90\x80\x80 \x9b)");
+  EXPECT_EQ(printable(""), "");
+}
+
+TEST(Quote, IsUnambiguousAndShort) {
+  EXPECT_EQ(quote(R"(a "b" \)"), R"("a \"b\" \\")");
+  EXPECT_EQ(quote(std::string(120, 'x')), "\"" + std::string(120, 'x') + "\"");
+  EXPECT_EQ(quote(std::string(121, 'x')), "\"" + std::string(120, 'x') + "\"…");
+  // Not cut within a character.
+  EXPECT_EQ(quote(std::string(119, 'x') + "ßß"), "\"" + std::string(119, 'x') + "\"…");
+  EXPECT_LT(quote(std::string(200, '\x80')).size(), 500);
 }
 
 TEST(ThrowKind, KeepsTheClassOfAnErrorThatTravelled) {
