@@ -91,7 +91,8 @@ class Snapshots {
   Snapshots(Snapshots&&) noexcept;
   Snapshots& operator=(Snapshots&&) noexcept;
 
-  // When it returns, the snapshot is on the disk (unless options.async). A sampler is saved with its position
+  // When it returns, the snapshot is on the disk (unless options.async). SnapshotError if it cannot be
+  // written, or if the directory is no longer the one that was locked. A sampler is saved with its position
   // if position.epoch is the epoch it is in, and at the beginning of position.epoch otherwise.
   void save(const std::vector<SnapshotPart>& parts, const Position& position = {});
   template <class Model>
@@ -109,9 +110,10 @@ class Snapshots {
   }
 
   // Takes the newest snapshot that is whole; damaged ones are passed over, with a warning. Zeros when there
-  // is none. Changes nothing when it throws: SnapshotError if all are damaged, or if it is one of another
-  // model. Parts of the snapshot that are not asked for are left out. Each rank's random generator goes on
-  // where it stood; ranks that the run did not have before keep theirs.
+  // is none. Changes nothing when it throws: SnapshotError if all are damaged, if the newest cannot be read
+  // for another reason (it may be whole), or if it is one of another model. Parts of the snapshot that are
+  // not asked for are left out. Each rank's random generator goes on where it stood; ranks that the run did
+  // not have before keep theirs.
   Position resume(const std::vector<SnapshotPart>& parts);
   template <class Model>
   Position resume(const Model& model) {
@@ -130,7 +132,7 @@ class Snapshots {
   void wait();
 
   // What this process sees of the directory, oldest first. Only the headers are read; damaged ones are left
-  // out.
+  // out. SnapshotError if one cannot be read for another reason.
   std::vector<SnapshotInfo> list() const;
   std::optional<SnapshotInfo> latest() const;
 

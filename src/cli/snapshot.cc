@@ -6,15 +6,19 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <functional>
 
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/printable.h"
 #include "launch/nearest.h"
+#include "snapshot/about.h"
 #include "snapshot/contents.h"
 #include "snapshot/directory.h"
 #include "snapshot/file_reader.h"
 #include "snapshot/file_writer.h"
+#include "snapshot/newest.h"
 #include "snapshot/pt_reader.h"
 #include "snapshot/pt_writer.h"
 
@@ -23,6 +27,7 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using base::printable;
 using snapshot::Directory;
 using snapshot::Origin;
 using Json = nlohmann::ordered_json;
@@ -39,6 +44,10 @@ Examples:
 The exit status is 1 when a file is damaged or missing, 2 when the command makes no sense.
 )";
 
+// What keeps a file of `ls` from being listed.
+constexpr const char* kDamaged = "damaged";
+constexpr const char* kUnreadable = "unreadable";
+
 std::string human_bytes(uint64_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);
@@ -51,22 +60,40 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(std::chrono::system_clock::to_time_t(time)));
 }
 
-fs::path file_at(const fs::path& path) {
-  if (!fs::is_directory(path)) return path;
-  const auto files = Directory(path).list();
-  if (files.empty()) {
-    throw SnapshotError(base::compose({.what = "there is no snapshot", .where = path.string()}));
+std::string shown(const fs::path& path) { return printable(path.string()); }
+
+// ASCII only, so that nothing in it steers the terminal.
+void print_json(const Json& json) {
+  fmt::print("{}\n", json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace));
+}
+
+// A file, or the newest snapshot of a directory.
+void with_file(const fs::path& path, const std::function<void(const fs::path&)>& use) {
+  if (!fs::is_directory(path)) return use(path);
+  if (!snapshot::with_newest(Directory(path), use)) {
+    throw SnapshotError(base::compose({.what = "there is no snapshot", .where = shown(path)}));
   }
-  return files.back().path;
+}
+
+void print_row(const Json& row) {
+  const auto name = row["file"].get<std::string>();
+  for (const char* trouble : {kDamaged, kUnreadable}) {
+    if (!row.contains(trouble)) continue;
+    fmt::print("{:<32} {}: {}\n", name, trouble, row[trouble].get<std::string>());
+    return;
+  }
+  fmt::print("{:<32} {:>6} {:>9} {:>5} {:>10}  {}\n", name, row["epoch"].get<int64_t>(),
+             row["step"].get<int64_t>(), row["ranks"].get<int>(), human_bytes(row["bytes"].get<uint64_t>()),
+             row["saved"].get<std::string>());
 }
 
 int list(const fs::path& path, bool json) {
   if (!fs::is_directory(path)) {
-    throw UsageError(base::compose({.what = fmt::format("{} is not a directory", path.string()),
+    throw UsageError(base::compose({.what = fmt::format("{} is not a directory", shown(path)),
                                     .hint = "lockstep snapshot show tells about one file"}));
   }
   Json rows = Json::array();
-  int damaged = 0;
+  int bad = 0;
   for (const auto& [sequence, file] : Directory(path).list()) {
     Json row{{"file", file.filename().string()}};
     try {
@@ -77,81 +104,81 @@ int list(const fs::path& path, bool json) {
                   {"ranks", snapshot::world_size_of(summary.about)},
                   {"bytes", summary.bytes},
                   {"saved", time_text(snapshot::saved_of(summary.about))}});
+    } catch (const snapshot::GoneError&) {
+      continue;  // a writer has removed it since
     } catch (const SnapshotError& error) {
-      row["damaged"] = error.what();
-      ++damaged;
+      row[dynamic_cast<const snapshot::DamagedError*>(&error) ? kDamaged : kUnreadable] = error.what();
+      ++bad;
     }
     rows.push_back(std::move(row));
   }
   if (json) {
-    fmt::print("{}\n", rows.dump(2));
+    print_json(rows);
   } else if (rows.empty()) {
-    fmt::print("no snapshots in {}\n", path.string());
+    fmt::print("no snapshots in {}\n", shown(path));
   } else {
     fmt::print("{:<32} {:>6} {:>9} {:>5} {:>10}  {}\n", "file", "epoch", "step", "ranks", "size", "saved");
-    for (const auto& row : rows) {
-      const auto name = row["file"].get<std::string>();
-      if (row.contains("damaged")) {
-        fmt::print("{:<32} damaged: {}\n", name, row["damaged"].get<std::string>());
-      } else {
-        fmt::print("{:<32} {:>6} {:>9} {:>5} {:>10}  {}\n", name, row["epoch"].get<int64_t>(),
-                   row["step"].get<int64_t>(), row["ranks"].get<int>(),
-                   human_bytes(row["bytes"].get<uint64_t>()), row["saved"].get<std::string>());
-      }
-    }
+    for (const auto& row : rows) print_row(row);
   }
-  return damaged == 0 ? 0 : 1;
+  return bad == 0 ? 0 : 1;
 }
 
 std::string text_of(const std::variant<int64_t, double, std::string>& value) {
   return std::visit([](const auto& held) { return fmt::format("{}", held); }, value);
 }
 
-int show(const fs::path& path, bool json) {
-  const auto file = file_at(path);
+void show_run(const nlohmann::json& about) {
+  const auto position = snapshot::position_of(about);
+  fmt::print("  saved {} by {} ranks\n", time_text(snapshot::saved_of(about)),
+             snapshot::world_size_of(about));
+  fmt::print("  epoch {}, step {}\n", position.epoch, position.step);
+  for (const auto& [name, value] : position.values) {
+    fmt::print("  {} = {}\n", printable(name), printable(text_of(value)));
+  }
+  for (const auto& [name, kind] : snapshot::optimizers_in(about)) {
+    fmt::print("  optimizer {}: {}\n", printable(name), printable(kind));
+  }
+}
+
+void show_file(const fs::path& file, bool json) {
   const auto summary = snapshot::read_summary(file, Origin::Any);
-  Json out{{"file", file.string()},
-           {"bytes", summary.bytes},
-           {"about", summary.about},
-           {"tensors", Json::array()}};
-  for (const auto& tensor : summary.tensors) {
-    out["tensors"].push_back({{"name", tensor.name},
-                              {"dtype", std::string(snapshot::dtype_name(tensor.dtype).value_or("?"))},
-                              {"shape", tensor.shape}});
-  }
+  const auto dtype_of = [](const snapshot::TensorInfo& tensor) {
+    return std::string(snapshot::dtype_name(tensor.dtype).value_or("?"));
+  };
   if (json) {
-    fmt::print("{}\n", out.dump(2));
-    return 0;
+    Json out{{"file", file.string()},
+             {"bytes", summary.bytes},
+             {"about", summary.about},
+             {"tensors", Json::array()}};
+    for (const auto& tensor : summary.tensors) {
+      out["tensors"].push_back({{"name", tensor.name}, {"dtype", dtype_of(tensor)}, {"shape", tensor.shape}});
+    }
+    print_json(out);
+    return;
   }
-  fmt::print("{}: {}\n", file.string(), human_bytes(summary.bytes));
+  fmt::print("{}: {}\n", shown(file), human_bytes(summary.bytes));
   if (summary.foreign) {
     fmt::print("  a safetensors file of another program\n");
   } else {
-    const auto position = snapshot::position_of(summary.about);
-    fmt::print("  saved {} by {} ranks\n", time_text(snapshot::saved_of(summary.about)),
-               snapshot::world_size_of(summary.about));
-    fmt::print("  epoch {}, step {}\n", position.epoch, position.step);
-    for (const auto& [name, value] : position.values) fmt::print("  {} = {}\n", name, text_of(value));
-    if (summary.about.contains("optimizers")) {
-      for (const auto& [name, optimizer] : summary.about["optimizers"].items()) {
-        fmt::print("  optimizer {}: {}\n", name, optimizer.value("kind", "?"));
-      }
-    }
+    show_run(summary.about);
   }
-  for (const auto& tensor : out["tensors"]) {
-    fmt::print("  {:<48} {:<5} [{}]\n", tensor["name"].get<std::string>(), tensor["dtype"].get<std::string>(),
-               fmt::join(tensor["shape"].get<std::vector<int64_t>>(), ", "));
+  for (const auto& tensor : summary.tensors) {
+    fmt::print("  {:<48} {:<5} [{}]\n", printable(tensor.name), dtype_of(tensor),
+               fmt::join(tensor.shape, ", "));
   }
-  return 0;
 }
 
 int verify(const std::vector<std::string>& paths) {
   int bad = 0;
-  const auto check = [&](const fs::path& file) {
+  const auto check = [&](const fs::path& file, bool of_run) {
     try {
       snapshot::verify_file(file, Origin::Any);
       const bool foreign = snapshot::read_summary(file, Origin::Any).foreign;
-      fmt::print("{}: {}\n", file.string(), foreign ? "well-formed, but without a checksum" : "whole");
+      fmt::print("{}: {}\n", shown(file), foreign ? "well-formed, but without a checksum" : "whole");
+    } catch (const snapshot::GoneError& error) {
+      if (of_run) return;  // a writer has removed it since
+      fmt::print("{}\n", error.what());
+      ++bad;
     } catch (const Error& error) {
       fmt::print("{}\n", error.what());
       ++bad;
@@ -159,18 +186,17 @@ int verify(const std::vector<std::string>& paths) {
   };
   for (const auto& path : paths) {
     if (!fs::is_directory(path)) {
-      check(path);
+      check(path, false);
       continue;
     }
     const auto files = Directory(path).list();
-    if (files.empty()) fmt::print("no snapshots in {}\n", path), ++bad;
-    for (const auto& file : files) check(file.path);
+    if (files.empty()) fmt::print("no snapshots in {}\n", shown(path)), ++bad;
+    for (const auto& file : files) check(file.path, true);
   }
   return bad == 0 ? 0 : 1;
 }
 
-int export_pt(const fs::path& path, const fs::path& out, const std::string& model) {
-  const auto file = file_at(path);
+void export_pt(const fs::path& file, const fs::path& out, const std::string& model) {
   const auto document = snapshot::read_file(file, Origin::Any);
   std::vector<snapshot::Entry> entries;
   if (document.about.contains("models")) {
@@ -181,12 +207,11 @@ int export_pt(const fs::path& path, const fs::path& out, const std::string& mode
   snapshot::NamedTensors tensors;
   for (auto& entry : entries) tensors.emplace_back(std::move(entry.name), std::move(entry.tensor));
   snapshot::write_pt(out, tensors);
-  fmt::print("{} -> {}: {} tensors, {}\n", file.string(), out.string(), tensors.size(),
+  fmt::print("{} -> {}: {} tensors, {}\n", shown(file), shown(out), tensors.size(),
              human_bytes(fs::file_size(out)));
-  return 0;
 }
 
-int import_model(const fs::path& in, const fs::path& directory) {
+void import_model(const fs::path& in, const fs::path& directory) {
   snapshot::NamedTensors tensors;
   if (in.extension() == ".safetensors") {
     for (auto& [name, tensor] : snapshot::read_file(in, Origin::Any).tensors)
@@ -202,9 +227,8 @@ int import_model(const fs::path& in, const fs::path& directory) {
   run.lock();
   const auto out = run.next();
   snapshot::write_file(document, out);
-  fmt::print("{} -> {}: {} tensors{}\n", in.string(), out.string(), document.tensors.size(),
+  fmt::print("{} -> {}: {} tensors{}\n", shown(in), shown(out), tensors.size(),
              stripped ? ", without the prefix \"module.\" that all names had" : "");
-  return 0;
 }
 
 void check_command(const std::string& word, const CLI::App& app) {
@@ -259,10 +283,15 @@ int snapshot(const std::vector<std::string>& arguments) {
     return kUsage;
   }
   if (*ls) return list(path, json);
-  if (*showing) return show(path, json);
   if (*verifying) return verify(paths);
-  if (*exporting) return export_pt(path, out, model);
-  return import_model(path, out);
+  if (*showing) {
+    with_file(path, [&](const fs::path& file) { show_file(file, json); });
+  } else if (*exporting) {
+    with_file(path, [&](const fs::path& file) { export_pt(file, out, model); });
+  } else {
+    import_model(path, out);
+  }
+  return 0;
 }
 
 }  // namespace lockstep::cli

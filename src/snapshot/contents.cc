@@ -1,21 +1,24 @@
 #include "snapshot/contents.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/version.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/printable.h"
+#include "snapshot/about.h"
 #include "snapshot/optimizer_state.h"
 
 namespace lockstep::snapshot {
@@ -24,56 +27,8 @@ using nlohmann::json;
 
 namespace {
 
-// Reads `about`, which may be anything when another program wrote the file.
-template <class Read>
-auto understood(const Read& read) {
-  try {
-    return read();
-  } catch (const json::exception& error) {
-    throw SnapshotError(
-        base::compose({.what = "the snapshot does not describe a training run as lockstep does",
-                       .evidence = error.what(),
-                       .hint = "lockstep snapshot import takes files of other programs"}));
-  }
-}
-
 std::string prefix_of(const std::string& model) { return model.empty() ? "" : model + "."; }
 std::string generator_name(int rank) { return fmt::format("generators/{}", rank); }
-
-json number_to_json(double number) {
-  if (std::isfinite(number)) return number;
-  return {{"double", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
-}
-
-json to_json(const Position& position) {
-  auto values = json::object();
-  for (const auto& [name, value] : position.values) {
-    if (const auto* number = std::get_if<double>(&value)) {
-      values[name] = number_to_json(*number);
-    } else if (const auto* whole = std::get_if<int64_t>(&value)) {
-      values[name] = *whole;
-    } else {
-      values[name] = std::get<std::string>(value);
-    }
-  }
-  return {{"epoch", position.epoch}, {"step", position.step}, {"values", values}};
-}
-
-json to_json(const SamplerState& state) {
-  return {{"epoch", state.epoch},
-          {"consumed", state.consumed},
-          {"dataset_size", state.dataset_size},
-          {"seed", state.seed},
-          {"shuffle", state.shuffle}};
-}
-
-SamplerState sampler_from(const json& state) {
-  return {.epoch = state.at("epoch"),
-          .consumed = state.at("consumed"),
-          .dataset_size = state.at("dataset_size"),
-          .seed = state.at("seed"),
-          .shuffle = state.at("shuffle")};
-}
 
 // A model's tensors, each once, and the other names that shared ones have.
 struct ModelTensors {
@@ -120,9 +75,9 @@ void check_names(const Document& document) {
   std::set<std::string_view> names;
   for (const auto& entry : document.tensors) {
     if (names.insert(entry.name).second) continue;
-    throw UsageError(
-        base::compose({.what = fmt::format("two tensors of the snapshot are named '{}'", entry.name),
-                       .hint = "give the parts names that differ"}));
+    throw UsageError(base::compose(
+        {.what = fmt::format("two tensors of the snapshot are named '{}'", base::printable(entry.name)),
+         .hint = "give the parts names that differ"}));
   }
   try {
     document.about.dump();
@@ -131,14 +86,6 @@ void check_names(const Document& document) {
                                     .evidence = error.what(),
                                     .hint = "store bytes as a tensor of the module, or encode them"}));
   }
-}
-
-void describe_run(json& about, const Position& position, size_t world_size) {
-  using namespace std::chrono;
-  about["position"] = to_json(position);
-  about["world_size"] = world_size;
-  about["torch"] = TORCH_VERSION;
-  about["saved_ms"] = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
 }
 
 class Lookup {
@@ -166,7 +113,7 @@ const json& section(const json& about, const char* kind, const std::string& name
 [[noreturn]] void throw_missing(const json& about, const char* kind, const std::string& name) {
   std::vector<std::string> there;
   if (const auto parts = about.find(kind); parts != about.end()) {
-    for (const auto& part : parts->items()) there.push_back("'" + part.key() + "'");
+    for (const auto& part : parts->items()) there.push_back("'" + base::printable(part.key()) + "'");
   }
   throw SnapshotError(
       base::compose({.what = fmt::format("the snapshot has no part '{}' among its {}", name, kind),
@@ -185,6 +132,34 @@ std::string first_few(const std::vector<std::string>& lines) {
 
 std::string kind_of(const at::Tensor& tensor) {
   return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ", "));
+}
+
+// Not sparse, without memory, or with one element of memory for several of its own.
+bool can_be_written(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) return false;
+  try {
+    at::assert_no_internal_overlap(tensor);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+// The random state of a rank, or nothing if the snapshot has none for it.
+std::optional<at::Tensor> generator_in(const Lookup& lookup, int rank) {
+  const auto* state = lookup.find(generator_name(rank));
+  if (!state) return std::nullopt;
+  try {
+    at::detail::createCPUGenerator().set_state(
+        *state);  // what one of its kind takes, the program's takes too
+  } catch (const c10::Error& error) {
+    throw SnapshotError(base::compose(
+        {.what = fmt::format("the snapshot's random state of rank {} cannot be used", rank),
+         .where = fmt::format("{} has the type and shape {}", generator_name(rank), kind_of(*state)),
+         .evidence = error.what_without_backtrace(),
+         .hint = "use another snapshot, or the LibTorch that wrote this one"}));
+  }
+  return *state;
 }
 
 // The pairs (where to, where from) of one model. Throws with everything that differs.
@@ -207,6 +182,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
     const auto* found = lookup.find(prefix_of(part.name()) + stored);
     if (!found) {
       differences.push_back(fmt::format("'{}' is not in the snapshot", name));
+    } else if (!can_be_written(tensor)) {
+      differences.push_back(
+          fmt::format("'{}' is no tensor here whose elements can be written one by one", name));
     } else if (found->sizes() != tensor.sizes() || found->scalar_type() != tensor.scalar_type()) {
       differences.push_back(
           fmt::format("'{}' is {} in the snapshot and {} here", name, kind_of(*found), kind_of(tensor)));
@@ -214,7 +192,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
       pairs.emplace_back(tensor, *found);
     }
   }
-  for (const auto& name : unused) differences.push_back(fmt::format("'{}' is not in this model", name));
+  for (const auto& name : unused) {
+    differences.push_back(fmt::format("'{}' is not in this model", base::printable(name)));
+  }
   if (!differences.empty()) {
     throw SnapshotError(
         base::compose({.what = fmt::format("the snapshot is one of another model{}",
@@ -271,7 +251,7 @@ Document capture(const std::vector<SnapshotPart>& parts, const Position& positio
   for (size_t rank = 0; rank < generators.size(); ++rank) {
     document.tensors.push_back({generator_name(static_cast<int>(rank)), generators[rank]});
   }
-  describe_run(about, position, generators.size());
+  describe_run(about, position, static_cast<int>(generators.size()));
   check_names(document);
   return document;
 }
@@ -305,11 +285,8 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
       if (saved.is_null() && imported) continue;  // weights alone: what else there is begins afresh
       if (saved.is_null()) throw_missing(document.about, kind, part.name());
       if (optimizer) {
-        auto state = optimizer_in(document, part.name(), saved);
-        check_optimizer(**optimizer, state, parameters);
-        changes.emplace_back([optimizer = *optimizer, state = std::move(state), parameters] {
-          restore_optimizer(*optimizer, state, parameters);
-        });
+        changes.emplace_back(
+            prepare_optimizer(**optimizer, optimizer_in(document, part.name(), saved), parameters));
       } else {
         auto* sampler = std::get<DistributedSampler*>(part.thing());
         const auto state = sampler_from(saved);
@@ -317,7 +294,7 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
         changes.emplace_back([sampler, state] { sampler->restore(state); });
       }
     }
-    if (const auto* generator = lookup.find(generator_name(rank))) {
+    if (const auto generator = generator_in(lookup, rank)) {
       changes.emplace_back([state = *generator] {
         auto of_program = at::detail::getDefaultCPUGenerator();
         const std::lock_guard<std::mutex> lock(of_program.mutex());
@@ -329,43 +306,6 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
       for (const auto& change : changes) change();
     };
   });
-}
-
-Position position_of(const json& about) {
-  return understood([&] {
-    const auto& saved = about.at("position");
-    Position position{.epoch = saved.at("epoch"), .step = saved.at("step")};
-    for (const auto& [name, value] : saved.at("values").items()) {
-      if (value.is_string()) {
-        position.values[name] = value.get<std::string>();
-      } else if (value.is_number_integer()) {
-        position.values[name] = value.get<int64_t>();
-      } else {
-        position.values[name] =
-            value.is_object() ? std::strtod(value.at("double").get_ref<const std::string&>().c_str(), nullptr)
-                              : value.get<double>();
-      }
-    }
-    return position;
-  });
-}
-
-int world_size_of(const json& about) {
-  return understood([&] { return about.at("world_size").get<int>(); });
-}
-
-std::chrono::system_clock::time_point saved_of(const json& about) {
-  return understood([&] {
-    return std::chrono::system_clock::time_point(
-        std::chrono::milliseconds(about.at("saved_ms").get<int64_t>()));
-  });
-}
-
-std::vector<std::string> models_in(const json& about) {
-  std::vector<std::string> names;
-  if (!about.contains("models")) return names;
-  for (const auto& model : about["models"].items()) names.push_back(model.key());
-  return names;
 }
 
 std::vector<Entry> model_in(const Document& document, const std::string& model) {
@@ -385,11 +325,23 @@ std::vector<Entry> model_in(const Document& document, const std::string& model) 
 
 Document import_model(const detail::NamedTensors& tensors) {
   Document document;
-  for (const auto& [name, tensor] : tensors) document.tensors.push_back({name, tensor});
   auto& about = document.about;
   auto& model = about["models"][""];
   model = {{"tensors", json::array()}, {"aliases", json::object()}};
-  for (const auto& entry : document.tensors) model["tensors"].push_back(entry.name);
+  // A file may give one tensor any number of names, which would each take its bytes here.
+  using View = std::tuple<const void*, at::ScalarType, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
+  std::map<View, std::string> first_names;
+  for (const auto& [name, tensor] : tensors) {
+    const View view(tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type(), tensor.storage_offset(),
+                    tensor.sizes().vec(), tensor.strides().vec());
+    const auto [first, is_new] = first_names.emplace(view, name);
+    if (is_new) {
+      document.tensors.push_back({name, tensor});
+      model["tensors"].push_back(name);
+    } else {
+      model["aliases"][name] = first->second;
+    }
+  }
   about["imported"] = true;
   describe_run(about, {}, 0);
   check_names(document);

@@ -3,24 +3,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <fcntl.h>
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <optional>
 #include <string_view>
-#include <sys/file.h>
 #include <system_error>
 #include <unistd.h>
 
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
-#include "base/host.h"
+#include "base/fd.h"
 #include "base/log.h"
-#include "snapshot/file_writer.h"
 #include "snapshot/hidden_file.h"
-#include "snapshot/safetensors.h"
 
 namespace lockstep::snapshot {
 
@@ -30,7 +25,6 @@ namespace {
 
 constexpr std::string_view kBegin = "snapshot-";
 constexpr std::string_view kEnd = ".safetensors";
-constexpr const char* kLockName = ".lock";
 constexpr int64_t kMostSequence = 999'999'999'999;
 
 std::string name_of(int64_t sequence) { return fmt::format("{}{:08}{}", kBegin, sequence, kEnd); }
@@ -59,15 +53,15 @@ bool is_leftover(std::string_view file) {
       base::compose({.what = what, .evidence = base::errno_text(error.value()), .hint = hint}));
 }
 
-std::error_code last_error() { return {errno, std::generic_category()}; }
-
 std::vector<std::string> names_in(const fs::path& path) {
   std::error_code error;
   std::vector<std::string> names;
   for (fs::directory_iterator file(path, error), end; !error && file != end; file.increment(error)) {
     names.push_back(file->path().filename().string());
   }
-  if (error == std::errc::no_such_file_or_directory) return {};
+  std::error_code ignored;
+  const bool dangling = fs::is_symlink(fs::symlink_status(path, ignored));
+  if (error == std::errc::no_such_file_or_directory && !dangling) return {};
   if (error) {
     fail(fmt::format("cannot list the snapshots in {}", path.string()), error,
          "it must be a directory that this user may read");
@@ -94,24 +88,6 @@ void make_directory(const fs::path& path) {
   }
 }
 
-void describe_holder(const base::Fd& file) {
-  const auto text =
-      fmt::format("host {}, pid {}, since {:%Y-%m-%dT%H:%M:%SZ}\n", base::host_name(), ::getpid(),
-                  fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
-  // On a full disk this may fail; the lock is held all the same.
-  if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) < 0) {
-    base::log_debug("the snapshots' lock does not say who holds it: {}", base::errno_text(errno));
-  }
-}
-
-std::string read_holder(const base::Fd& file) {
-  char text[512];
-  const auto got = ::pread(file.get(), text, sizeof text, 0);
-  const std::string_view all(text, got > 0 ? static_cast<size_t>(got) : 0);
-  const auto line = all.substr(0, all.find('\n'));
-  return line.empty() ? "an unknown process" : printable(line);
-}
-
 }  // namespace
 
 Directory::Directory(fs::path path) {
@@ -126,10 +102,8 @@ Directory::Directory(fs::path path) {
 
 std::vector<Numbered> Directory::list() const {
   std::vector<Numbered> snapshots;
-  std::error_code gone;
   for (const auto& name : names_in(path_)) {
-    const auto sequence = sequence_of(name);
-    if (sequence && fs::is_regular_file(path_ / name, gone)) snapshots.push_back({*sequence, path_ / name});
+    if (const auto sequence = sequence_of(name)) snapshots.push_back({*sequence, path_ / name});
   }
   std::sort(snapshots.begin(), snapshots.end(),
             [](const Numbered& a, const Numbered& b) { return a.sequence < b.sequence; });
@@ -139,31 +113,13 @@ std::vector<Numbered> Directory::list() const {
 void Directory::lock() {
   if (lock_) return;
   make_directory(path_);
-  base::Fd file(::open((path_ / kLockName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file) {
-    fail(fmt::format("cannot write to the snapshot directory {}", path_.string()), last_error(),
-         "use a directory that this user may write to");
-  }
-  int locked = 0;
-  do {
-    locked = ::flock(file.get(), LOCK_EX | LOCK_NB);
-  } while (locked != 0 && errno == EINTR);
-  if (locked != 0 && errno == EWOULDBLOCK) {
-    throw SnapshotError(
-        base::compose({.what = fmt::format("another process writes snapshots to {}", path_.string()),
-                       .evidence = read_holder(file),
-                       .hint = "use another directory, or wait until that process has ended; to look only, "
-                               "open it read-only"}));
-  }
-  if (locked != 0) {
-    base::log_warn(
-        "the file system of {} has no locks ({}): make sure that only one job writes its snapshots there",
-        path_.string(), base::errno_text(errno));
-  } else {
-    describe_holder(file);
-    remove_leftovers();
-  }
-  lock_ = std::move(file);
+  lock_ = std::make_unique<DirectoryLock>(path_);
+  if (lock_->excludes_others()) remove_leftovers();
+}
+
+void Directory::check_lock() {
+  if (!lock_) throw UsageError("snapshots are written without the lock of their directory");
+  lock_->check();
 }
 
 fs::path Directory::next() const {
@@ -178,10 +134,15 @@ fs::path Directory::next() const {
   return path_ / name_of(greatest + 1);
 }
 
-void Directory::remove_old(int keep) const {
-  if (!lock_) throw UsageError("snapshots are removed without the lock of their directory");
+void Directory::remove_old(int keep) {
+  check_lock();
   if (keep <= 0) return;
   auto snapshots = list();
+  // What is no file, or cannot be seen just now, takes nobody's place and is left alone.
+  std::erase_if(snapshots, [](const Numbered& snapshot) {
+    std::error_code error;
+    return !fs::is_regular_file(snapshot.path, error);
+  });
   snapshots.resize(snapshots.size() - std::min(snapshots.size(), static_cast<size_t>(keep)));
   for (const auto& old : snapshots) {
     std::error_code error;

@@ -6,9 +6,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <vector>
 
-#include "base/fd.h"
+#include "snapshot/directory_lock.h"
 
 namespace lockstep::snapshot {
 
@@ -24,7 +25,8 @@ class Directory {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // Oldest first. Other files are passed over; a directory that does not exist has none.
+  // Everything that is named as a snapshot, oldest first; whether it is a file, and whole, is seen when it is
+  // read. A directory that does not exist has none.
   std::vector<Numbered> list() const;
 
   // Makes the directory if need be, takes the lock, and removes what killed writers left. SnapshotError if
@@ -32,18 +34,23 @@ class Directory {
   // gone, however they ended.
   void lock();
 
+  // To be called before each snapshot is written. SnapshotError if the lock no longer keeps others away: the
+  // directory is another one now, or another writer has taken it over. A lock file that was removed is made
+  // again.
+  void check_lock();
+
   // Where the next snapshot goes: one after the greatest number that is there.
   std::filesystem::path next() const;
 
-  // Removes all but the newest `keep`; none if it is 0. Needs the lock. To be called after a new one is
+  // Removes all but the newest `keep` files; none if it is 0. Needs the lock. To be called after a new one is
   // written: never before, for that may fail.
-  void remove_old(int keep) const;
+  void remove_old(int keep);
 
  private:
   void remove_leftovers() const;
 
   std::filesystem::path path_;
-  base::Fd lock_;
+  std::unique_ptr<DirectoryLock> lock_;
 };
 
 }  // namespace lockstep::snapshot

@@ -8,6 +8,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/printable.h"
 #include "snapshot/checksum.h"
 #include "snapshot/format.h"
 #include "snapshot/hidden_file.h"
@@ -85,7 +86,7 @@ class Stream {
 
 TensorInfo info_of(const Entry& entry, const std::filesystem::path& path) {
   const auto& tensor = entry.tensor;
-  const auto what = [&] { return fmt::format("its tensor {}", printable(entry.name)); };
+  const auto what = [&] { return fmt::format("its tensor {}", base::quote(entry.name)); };
   if (!tensor.defined()) refuse(path, what() + " is undefined", "leave it out");
   if (tensor.layout() != at::kStrided) refuse(path, what() + " is not dense", "save tensor.to_dense()");
   if (tensor.is_meta()) refuse(path, what() + " has no values", "give it a device before saving");

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <typeinfo>
@@ -19,6 +20,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/printable.h"
 #include "compat/optimizer.h"
 #include "snapshot/optimizer_kinds.h"
 
@@ -84,14 +86,14 @@ class Names {
 [[noreturn]] void throw_other(const std::string& kind, const std::string& evidence) {
   throw SnapshotError(base::compose(
       {.what = fmt::format("the snapshot's optimizer state does not fit this {} optimizer", kind),
-       .evidence = evidence,
+       .evidence = base::printable(evidence),
        .hint = "make the optimizer as it was when the snapshot was written: the same kind, groups and "
                "parameters; or begin with a fresh one by leaving it out of resume()"}));
 }
 
 [[noreturn]] void throw_damaged(const std::string& evidence) {
   throw SnapshotError(base::compose({.what = "the snapshot's optimizer state is damaged",
-                                     .evidence = evidence,
+                                     .evidence = base::printable(evidence),
                                      .hint = "resume from another snapshot"}));
 }
 
@@ -322,9 +324,16 @@ Prepared<Kind> prepare_well_formed(const torch::optim::Optimizer& optimizer, con
   }
 }
 
+// What the optimizer is to hold, in memory of its own.
 template <class Kind>
-void restore(torch::optim::Optimizer& optimizer, Prepared<Kind> prepared) {
+struct Replacement {
   compat::OptimizerStates states;
+  std::vector<typename Kind::Options> options;
+};
+
+template <class Kind>
+Replacement<Kind> copied(Prepared<Kind> prepared) {
+  Replacement<Kind> copy{{}, std::move(prepared.options)};
   for (auto& [parameter, options, state] : prepared.states) {
     Kind::visit_slots(*state, options, [&, &like = parameter](const char*, auto& value, bool) {
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, at::Tensor>) {
@@ -332,13 +341,17 @@ void restore(torch::optim::Optimizer& optimizer, Prepared<Kind> prepared) {
           value = at::empty_like(like, like.options(), at::MemoryFormat::Preserve).copy_(value);
       }
     });
-    states[compat::state_key(parameter)] = std::move(state);
+    copy.states[compat::state_key(parameter)] = std::move(state);
   }
-  // Nothing below throws.
-  optimizer.state() = std::move(states);
-  for (size_t i = 0; i < prepared.options.size(); ++i) {
+  return copy;
+}
+
+template <class Kind>
+void replace(torch::optim::Optimizer& optimizer, Replacement<Kind>& with) {
+  optimizer.state() = std::move(with.states);
+  for (size_t i = 0; i < with.options.size(); ++i) {
     // Assigned, not replaced: the program may hold a reference to the options.
-    static_cast<typename Kind::Options&>(optimizer.param_groups()[i].options()) = prepared.options[i];
+    static_cast<typename Kind::Options&>(optimizer.param_groups()[i].options()) = with.options[i];
   }
 }
 
@@ -348,17 +361,14 @@ OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const
   return with_kind(optimizer, [&](auto kind) { return capture<decltype(kind)>(optimizer, Names(names)); });
 }
 
-void check_optimizer(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                     const NamedTensors& names) {
-  with_kind(optimizer,
-            [&](auto kind) { prepare_well_formed<decltype(kind)>(optimizer, state, Names(names)); });
-}
-
-void restore_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                       const NamedTensors& names) {
+std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                                        const NamedTensors& names) {
   const at::NoGradGuard no_grad;
-  with_kind(optimizer, [&](auto kind) {
-    restore(optimizer, prepare_well_formed<decltype(kind)>(optimizer, state, Names(names)));
+  return with_kind(optimizer, [&](auto kind) -> std::function<void()> {
+    using Kind = decltype(kind);
+    auto replacement = std::make_shared<Replacement<Kind>>(
+        copied<Kind>(prepare_well_formed<Kind>(optimizer, state, Names(names))));
+    return [&optimizer, replacement] { replace<Kind>(optimizer, *replacement); };
   });
 }
 

@@ -5,6 +5,7 @@
 // SGD, Adam, AdamW, RMSprop and Adagrad are known.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include <torch/optim/optimizer.h>
@@ -26,14 +27,10 @@ struct OptimizerState {
 // for a parameter without a name.
 OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const NamedTensors& names);
 
-// Throws SnapshotError when the state is not one of this optimizer: another kind, groups, parameters, shapes
-// or dtypes.
-void check_optimizer(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                     const NamedTensors& names);
-
-// Makes the optimizer hold this state and nothing else. The tensors are copied, to each parameter's device.
-// Checks everything first, as check_optimizer, and changes nothing when it throws.
-void restore_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                       const NamedTensors& names);
+// Checks that the state is one of this optimizer, and returns what makes the optimizer hold it and nothing
+// else. Until that is called nothing has changed; it does not throw. The tensors are copied, to each
+// parameter's device. Throws SnapshotError for a state of another kind, groups, parameters, shapes or dtypes.
+std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                                        const NamedTensors& names);
 
 }  // namespace lockstep::snapshot

@@ -1,10 +1,13 @@
 #include "snapshot/pickle_reader.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <fmt/format.h>
 #include <unordered_map>
+#include <utility>
 
-#include "snapshot/safetensors.h"
+#include "base/printable.h"
 
 namespace lockstep::snapshot {
 
@@ -12,8 +15,13 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-// Some hundred bytes each; the pickle of a hundred thousand tensors has about two million.
-constexpr size_t kMostValues = 8'000'000;
+// Some hundred bytes each; the pickle of a hundred thousand tensors has less than two million.
+constexpr size_t kMostValues = 4'000'000;
+// Python takes three bytes and more for each value, but one for an empty list. Small pickles may do as they
+// like.
+constexpr size_t kBytesPerValue = 3, kFreeValues = 100'000;
+// Of "module.name".
+constexpr size_t kLongestGlobal = 1000;
 
 // As Python's pickletools names them.
 enum Opcode : uint8_t {
@@ -77,9 +85,12 @@ enum Opcode : uint8_t {
 // The stack machine that a pickle is a program for.
 class Pickle::Machine {
  public:
-  Machine(std::deque<PickleValue>& values, std::string_view bytes,
-          const std::function<bool(std::string_view)>& allowed)
-      : values_(values), rest_(bytes), allowed_(allowed) {}
+  Machine(Pickle& pickle, const std::function<bool(std::string_view)>& allowed)
+      : values_(pickle.values_),
+        globals_(pickle.globals_),
+        most_values_(std::min(kMostValues, kFreeValues + pickle.bytes_.size() / kBytesPerValue)),
+        rest_(pickle.bytes_),
+        allowed_(allowed) {}
 
   const PickleValue* run() {
     for (;;) {
@@ -118,7 +129,7 @@ class Pickle::Machine {
       case kBinInt:
         return push_integer(static_cast<int32_t>(number(4)));
       case kBinInt1:
-        return push_integer(static_cast<int64_t>(number(1)));
+        return push_small(number(1));
       case kBinInt2:
         return push_integer(static_cast<int64_t>(number(2)));
       case kLong1:
@@ -236,16 +247,16 @@ class Pickle::Machine {
     }
     return value;
   }
-  std::string line() {
+  std::string_view line() {
     const auto end = rest_.find('\n');
     if (end == std::string_view::npos) throw PickleError("its pickle ends too early");
-    const std::string text(take(end));
+    const auto text = take(end);
     take(1);
     return text;
   }
 
   PickleValue* make(Kind kind) {
-    if (values_.size() == kMostValues) fail("too many values");
+    if (values_.size() >= most_values_) fail("too many values");
     auto& value = values_.emplace_back();
     value.kind = kind;
     return &value;
@@ -254,6 +265,14 @@ class Pickle::Machine {
   void push_integer(int64_t integer) {
     auto* value = make(Kind::Integer);
     value->integer = integer;
+    push(value);
+  }
+  void push_small(uint64_t integer) {
+    auto*& value = small_[integer];
+    if (!value) {
+      value = make(Kind::Integer);
+      value->integer = static_cast<int64_t>(integer);
+    }
     push(value);
   }
   void push_long(std::string_view bytes) {  // two's complement, little-endian, of any length
@@ -293,11 +312,13 @@ class Pickle::Machine {
     add_items(Kind::Dict, std::move(items));
   }
   void push_global(std::string_view module, std::string_view name) {
-    auto* value = make(Kind::Global);
-    value->text = fmt::format("{}.{}", module, name);
-    if (!allowed_(value->text)) {
-      throw PickleError(fmt::format("it needs the Python object {}", printable(value->text)));
+    if (module.size() + name.size() >= kLongestGlobal) fail("a global with a very long name");
+    const auto& full_name = *globals_.insert(fmt::format("{}.{}", module, name)).first;
+    if (!allowed_(full_name)) {
+      throw PickleError(fmt::format("it needs the Python object {}", base::quote(full_name)));
     }
+    auto* value = make(Kind::Global);
+    value->text = full_name;
     push(value);
   }
   void push_call(const PickleValue* function, const PickleValue* arguments) {
@@ -340,7 +361,11 @@ class Pickle::Machine {
     return taken;
   }
 
-  void remember(uint64_t key) { memo_[key] = top(); }
+  void remember(uint64_t key) {
+    memo_[key] = top();
+    // Python remembers a value once, when it has made it.
+    if (memo_.size() > values_.size()) fail("more references than values");
+  }
   PickleValue* remembered(uint64_t key) {
     const auto found = memo_.find(key);
     if (found == memo_.end()) fail("a reference to nothing");
@@ -348,12 +373,15 @@ class Pickle::Machine {
   }
 
   std::deque<PickleValue>& values_;
+  std::set<std::string>& globals_;
+  const size_t most_values_;
   std::string_view rest_;
   const std::function<bool(std::string_view)>& allowed_;
   std::vector<PickleValue*> stack_;
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, PickleValue*> memo_;
   // One of each is enough: nothing changes them.
+  std::array<PickleValue*, 256> small_ = {};
   PickleValue* none_ = make(Kind::None);
   PickleValue* true_ = make_bool(true);
   PickleValue* false_ = make_bool(false);
@@ -366,7 +394,7 @@ class Pickle::Machine {
   }
 };
 
-Pickle::Pickle(std::string_view bytes, const std::function<bool(std::string_view)>& allowed)
-    : root_(Machine(values_, bytes, allowed).run()) {}
+Pickle::Pickle(std::string bytes, const std::function<bool(std::string_view)>& allowed)
+    : bytes_(std::move(bytes)), root_(Machine(*this, allowed).run()) {}
 
 }  // namespace lockstep::snapshot

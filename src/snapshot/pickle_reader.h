@@ -1,10 +1,12 @@
 // Reads a Python pickle (protocols 2 to 5) as data. Nothing is imported, made or called: what a pickle would
-// call becomes a value that says so. Whatever the bytes are, the outcome is a value or a PickleError.
+// call becomes a value that says so. Whatever the bytes are, the outcome is a value or a PickleError, and the
+// memory it takes is in proportion to them.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,7 +33,7 @@ struct PickleValue {
   Kind kind = Kind::None;
   int64_t integer = 0;  // of Integer and Bool
   double real = 0;
-  std::string text;                 // of Text and Bytes; the full name of a Global and of what a Call calls
+  std::string_view text;            // of Text and Bytes; the full name of a Global and of what a Call calls
   std::vector<PickleValue*> items;  // of a Tuple or List; a Dict's keys and values in turn
   const PickleValue* tuple = nullptr;  // a Call's arguments; what names a Persistent
 };
@@ -41,11 +43,11 @@ class PickleError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Owns the values. They may refer to each other in circles.
+// Owns the bytes and the values. Values may refer to each other in circles.
 class Pickle {
  public:
   // allowed: says whether a global ("collections.OrderedDict") may be in it.
-  Pickle(std::string_view bytes, const std::function<bool(std::string_view global)>& allowed);
+  Pickle(std::string bytes, const std::function<bool(std::string_view global)>& allowed);
   Pickle(const Pickle&) = delete;
   Pickle& operator=(const Pickle&) = delete;
 
@@ -54,6 +56,8 @@ class Pickle {
  private:
   class Machine;
 
+  const std::string bytes_;
+  std::set<std::string> globals_;  // the names of all
   std::deque<PickleValue> values_;
   const PickleValue* root_ = nullptr;
 };

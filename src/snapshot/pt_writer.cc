@@ -12,6 +12,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/printable.h"
 #include "snapshot/hidden_file.h"
 #include "snapshot/pickle_writer.h"
 #include "snapshot/pt_dtypes.h"
@@ -45,7 +46,7 @@ void check(const NamedTensors& tensors) {
     }
     if (!wrong.empty()) {
       throw UsageError(base::compose(
-          {.what = fmt::format("a state dict cannot be written: '{}' {}", name, wrong),
+          {.what = fmt::format("a state dict cannot be written: '{}' {}", base::printable(name), wrong),
            .hint = "give each tensor a name of its own, and only dense tensors of the usual types"}));
     }
     try {

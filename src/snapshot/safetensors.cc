@@ -11,6 +11,8 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "base/printable.h"
+
 namespace lockstep::snapshot {
 
 using nlohmann::json;
@@ -67,9 +69,9 @@ class HeaderParser : public json::json_sax_t {
 
   bool key(std::string& key) override {
     key_ = key;
-    if (at_ == At::Top && !names_.insert(key).second) refuse("its header names {} twice", printable(key));
+    if (at_ == At::Top && !names_.insert(key).second) refuse("its header names {} twice", base::quote(key));
     if (at_ == At::Metadata && header_.metadata.contains(key)) {
-      refuse("its metadata has {} twice", printable(key));
+      refuse("its metadata has {} twice", base::quote(key));
     }
     return true;
   }
@@ -128,7 +130,7 @@ class HeaderParser : public json::json_sax_t {
     } else if (at_ == At::Tensor && key_ == "dtype" && !has_dtype_) {
       const auto dtype = dtype_named(text);
       if (!dtype)
-        refuse("its header gives {} the type {}, which LibTorch does not have", here(), printable(text));
+        refuse("its header gives {} the type {}, which LibTorch does not have", here(), base::quote(text));
       header_.tensors.back().dtype = *dtype;
       has_dtype_ = true;
     } else {
@@ -149,18 +151,18 @@ class HeaderParser : public json::json_sax_t {
  private:
   enum class At { Start, Top, Metadata, Tensor, Shape, Offsets, End };
 
-  std::string here() const { return printable(header_.tensors.back().name); }
+  std::string here() const { return base::quote(header_.tensors.back().name); }
   [[noreturn]] void unexpected(const char* found) const {
     switch (at_) {
       case At::Start:
       case At::End:
         refuse("its header is {}, not an object", found);
       case At::Top:
-        refuse("its header has {} for {}, not an object", found, printable(key_));
+        refuse("its header has {} for {}, not an object", found, base::quote(key_));
       case At::Metadata:
-        refuse("its metadata has {} for {}, not a text", found, printable(key_));
+        refuse("its metadata has {} for {}, not a text", found, base::quote(key_));
       default:
-        refuse("its header has {} in {} of {}", found, printable(key_), here());
+        refuse("its header has {} in {} of {}", found, base::quote(key_), here());
     }
   }
 
@@ -179,7 +181,7 @@ uint64_t bytes_of(const TensorInfo& tensor) {
   for (const auto dimension : tensor.shape) {
     empty |= dimension == 0;
     if (__builtin_mul_overflow(bytes, std::max<int64_t>(dimension, 1), &bytes)) {
-      refuse("its header gives {} the shape [{}], which no memory can hold", printable(tensor.name),
+      refuse("its header gives {} the shape [{}], which no memory can hold", base::quote(tensor.name),
              fmt::join(tensor.shape, ", "));
     }
   }
@@ -192,10 +194,10 @@ void check_offsets(const Header& header) {
     const auto& tensor = header.tensors[index];
     if (tensor.begin != expected || tensor.end < tensor.begin) {
       refuse("its header puts {} at bytes {} to {}; they must begin at {}, where the one before it ends",
-             printable(tensor.name), tensor.begin, tensor.end, expected);
+             base::quote(tensor.name), tensor.begin, tensor.end, expected);
     }
     if (const auto wanted = bytes_of(tensor); tensor.end - tensor.begin != wanted) {
-      refuse("its header gives {} {} bytes; {} [{}] has {}", printable(tensor.name),
+      refuse("its header gives {} {} bytes; {} [{}] has {}", base::quote(tensor.name),
              tensor.end - tensor.begin, *dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "), wanted);
     }
     expected = tensor.end;
@@ -207,7 +209,7 @@ std::string json_text(const std::string& text) {
   try {
     return json(text).dump();
   } catch (const json::exception&) {
-    refuse("its text {} is not UTF-8", printable(text));
+    refuse("its text {} is not UTF-8", base::quote(text));
   }
 }
 
@@ -264,7 +266,7 @@ std::string encode_header(const Header& header) {
   std::unordered_set<std::string_view> names{kMetadata};
   for (const auto& tensor : header.tensors) {
     if (!names.insert(tensor.name).second) {
-      refuse("it would hold two things with the name {}", printable(tensor.name));
+      refuse("it would hold two things with the name {}", base::quote(tensor.name));
     }
     text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_text(tensor.name),
                         *dtype_name(tensor.dtype), fmt::join(tensor.shape, ","), tensor.begin, tensor.end);
@@ -287,19 +289,12 @@ uint64_t header_bytes(std::string_view first_bytes, uint64_t file_bytes) {
   uint64_t length = 0;
   std::memcpy(&length, first_bytes.data(), kLengthBytes);
   if (length > kMostHeaderBytes || length < 2) {
-    refuse("it does not begin with the length of a header, but with {}", printable(first_bytes));
+    refuse("it does not begin with the length of a header, but with {}", base::quote(first_bytes));
   }
   if (length > file_bytes - kLengthBytes) {
     refuse("it ends within its header: {} bytes, of {}", file_bytes, kLengthBytes + length);
   }
   return length;
-}
-
-std::string printable(std::string_view text) {
-  constexpr size_t kShown = 120;
-  const bool whole = text.size() <= kShown;
-  const auto shown = json(std::string(text.substr(0, kShown)));
-  return shown.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace) + (whole ? "" : "…");
 }
 
 }  // namespace lockstep::snapshot

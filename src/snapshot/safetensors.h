@@ -57,7 +57,4 @@ std::string encode_header(const Header& header);
 // The length of the JSON in the first kLengthBytes of a file of this size. Throws where none can follow.
 uint64_t header_bytes(std::string_view first_bytes, uint64_t file_bytes);
 
-// In quotation marks, with what cannot be printed escaped, and not too long: for messages.
-std::string printable(std::string_view text);
-
 }  // namespace lockstep::snapshot

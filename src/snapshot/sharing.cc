@@ -31,6 +31,8 @@ Failure failure_of(const std::function<void()>& task) {
     return {std::string(error.kind()), error.what()};
   } catch (const std::exception& error) {
     return {"Error", error.what()};
+  } catch (...) {
+    return {"Error", "something that is no std::exception was thrown"};
   }
 }
 
@@ -65,6 +67,26 @@ void throw_of(ProcessGroup& group, const Failure& failure, int root) {
   if (!kind.empty()) base::throw_kind(kind, message);
 }
 
+// What a document holds but the values of its tensors.
+std::string frame_of(const Document& document) {
+  nlohmann::json frame{{"about", document.about}, {"tensors", nlohmann::json::array()}};
+  for (const auto& [name, tensor] : document.tensors) {
+    frame["tensors"].push_back(
+        {{"name", name}, {"type", static_cast<int>(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
+  }
+  return frame.dump();
+}
+
+Document empty_document(const std::string& frame) {
+  const auto parsed = nlohmann::json::parse(frame);
+  Document document{{}, parsed["about"]};
+  for (const auto& entry : parsed["tensors"]) {
+    document.tensors.push_back({entry["name"], at::empty(entry["shape"].get<std::vector<int64_t>>(),
+                                                         at::ScalarType(entry["type"].get<int>()))});
+  }
+  return document;
+}
+
 // Bytes travel, since not every backend knows every dtype.
 at::Tensor bytes_in(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())}, at::kByte);
@@ -72,20 +94,20 @@ at::Tensor bytes_in(const at::Tensor& tensor) {
 
 }  // namespace
 
-void await_on_all(ProcessGroup& group, std::future<void>* task) {
+void await_on_all(ProcessGroup& group, BackgroundTask& task) {
   const bool leads = group.rank() == 0;
   bool done = false;
   while (!done) {
-    if (leads) done = task->wait_for(kHeartbeat) == std::future_status::ready;
+    if (leads) done = task.done_within(kHeartbeat);
     done = broadcast_number(group, done ? 1 : 0, 0) == 1;
   }
-  throw_of(group, leads ? failure_of([&] { task->get(); }) : Failure{}, 0);
+  throw_of(group, leads ? failure_of([&] { task.get(); }) : Failure{}, 0);
 }
 
 void run_on_rank_0(ProcessGroup& group, const std::function<void()>& task) {
-  std::future<void> running;
-  if (group.rank() == 0) running = std::async(std::launch::async, task);
-  await_on_all(group, &running);
+  BackgroundTask running;
+  if (group.rank() == 0) running = BackgroundTask::start([&] { return [&] { task(); }; });
+  await_on_all(group, running);
 }
 
 void agree(ProcessGroup& group, const std::function<void()>& mine) {
@@ -101,26 +123,19 @@ std::optional<Document> share(ProcessGroup& group, std::optional<Document> docum
   const bool leads = group.rank() == 0;
   if (broadcast_number(group, document ? 1 : 0, 0) == 0) return std::nullopt;
 
-  nlohmann::json frame;
-  if (leads) {
-    frame["about"] = document->about;
-    frame["tensors"] = nlohmann::json::array();
-    for (const auto& [name, tensor] : document->tensors) {
-      frame["tensors"].push_back({{"name", name},
-                                  {"type", static_cast<int>(tensor.scalar_type())},
-                                  {"shape", tensor.sizes().vec()}});
-    }
-  }
-  const auto text = broadcast_text(group, leads ? frame.dump() : "", 0);
-  if (!leads) {
-    frame = nlohmann::json::parse(text);
-    document.emplace();
-    document->about = frame["about"];
-    for (const auto& entry : frame["tensors"]) {
-      document->tensors.push_back({entry["name"], at::empty(entry["shape"].get<std::vector<int64_t>>(),
-                                                            at::ScalarType(entry["type"].get<int>()))});
-    }
-  }
+  // Whatever may fail on one rank stands between the collectives, where all can agree on it.
+  at::Tensor frame;
+  agree(group, [&] {
+    if (leads) frame = bytes_of(frame_of(*document));
+  });
+  const auto size = broadcast_number(group, leads ? frame.numel() : 0, 0);
+  agree(group, [&] {
+    if (!leads) frame = at::empty({size}, at::kByte);
+  });
+  group.broadcast(frame, 0);
+  agree(group, [&] {
+    if (!leads) document = empty_document(text_of(frame));
+  });
   for (auto& entry : document->tensors) {
     if (entry.tensor.numel() == 0) continue;
     auto bytes = bytes_in(entry.tensor);

@@ -5,19 +5,17 @@
 #pragma once
 
 #include <functional>
-#include <future>
 #include <optional>
-#include <string>
-#include <utility>
 
 #include <lockstep/process_group.h>
 
+#include "snapshot/background_task.h"
 #include "snapshot/document.h"
 
 namespace lockstep::snapshot {
 
-// Waits for rank 0's task (the others give none). Throws on all ranks what it threw.
-void await_on_all(ProcessGroup& group, std::future<void>* task);
+// Waits for rank 0's task; those of the others are not looked at. Throws on all ranks what it threw.
+void await_on_all(ProcessGroup& group, BackgroundTask& task);
 
 // Rank 0 runs `task` in a thread of its own, and all ranks wait for it.
 void run_on_rank_0(ProcessGroup& group, const std::function<void()>& task);
@@ -25,7 +23,7 @@ void run_on_rank_0(ProcessGroup& group, const std::function<void()>& task);
 // Throws on all ranks if `mine` failed on any: the error of the lowest such rank.
 void agree(ProcessGroup& group, const std::function<void()>& mine);
 
-// Rank 0's document on all ranks; nothing if it has none.
+// Rank 0's document on all ranks; nothing if it has none. Throws on all ranks if any has no memory for it.
 std::optional<Document> share(ProcessGroup& group, std::optional<Document> document);
 
 }  // namespace lockstep::snapshot

@@ -2,7 +2,6 @@
 // need.
 #include <fmt/format.h>
 #include <functional>
-#include <future>
 #include <mutex>
 
 #include <ATen/ATen.h>
@@ -12,12 +11,16 @@
 #include <lockstep/snapshot.h>
 
 #include "base/error_text.h"
+#include "base/host.h"
 #include "base/log.h"
+#include "snapshot/about.h"
+#include "snapshot/background_task.h"
 #include "snapshot/contents.h"
 #include "snapshot/directory.h"
-#include "snapshot/file_reader.h"
 #include "snapshot/file_writer.h"
+#include "snapshot/newest.h"
 #include "snapshot/sharing.h"
+#include "snapshot/stored_file.h"
 
 namespace lockstep {
 
@@ -25,38 +28,21 @@ namespace {
 
 using snapshot::Document;
 
-// The random state of every rank, on rank 0.
-std::vector<at::Tensor> gather_generators(ProcessGroup& group) {
+at::Tensor generator_state() {
   auto generator = at::detail::getDefaultCPUGenerator();
-  at::Tensor state;
-  {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    state = generator.get_state();
-  }
-  return group.gather(state, 0);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
 }
 
-// The newest that is whole; nothing if there is none at all.
-std::optional<Document> read_newest(const snapshot::Directory& directory) {
-  auto files = directory.list();
-  std::string evidence;
-  for (auto file = files.rbegin(); file != files.rend(); ++file) {
-    try {
-      auto document = snapshot::read_file(file->path);
-      base::log_debug("resuming from {}", file->path.string());
-      return document;
-    } catch (const snapshot::NewerFormatError&) {
-      throw;  // to pass over it would be to lose what it holds
-    } catch (const SnapshotError& error) {
-      base::log_warn("passing over a damaged snapshot: {}", error.what());
-      if (evidence.empty()) evidence = error.what();
-    }
+std::optional<Document> read_to_resume(const snapshot::Directory& directory, const ProcessGroup& group) {
+  try {
+    return snapshot::read_newest(directory);
+  } catch (const SnapshotError& error) {
+    throw SnapshotError(
+        base::compose({.what = "cannot resume, and nothing was changed",
+                       .where = fmt::format("rank 0 of {}, host {}", group.world_size(), base::host_name()),
+                       .evidence = error.what()}));
   }
-  if (files.empty()) return std::nullopt;
-  throw SnapshotError(base::compose({.what = fmt::format("none of the {} snapshots in {} is whole",
-                                                         files.size(), directory.path().string()),
-                                     .evidence = evidence,
-                                     .hint = "begin anew in another directory, or remove these files"}));
 }
 
 }  // namespace
@@ -71,13 +57,13 @@ struct Snapshots::Impl {
   snapshot::Directory directory;
   const std::shared_ptr<ProcessGroup> group;
   const SnapshotOptions options;
-  bool under_way = false;     // the same on all ranks: a save whose outcome they do not know yet
-  std::future<void> writing;  // rank 0's
+  bool under_way = false;            // the same on all ranks: a save whose outcome they do not know yet
+  snapshot::BackgroundTask writing;  // rank 0's
 };
 
 void Snapshots::Impl::wait() {
   if (!std::exchange(under_way, false)) return;
-  snapshot::await_on_all(*group, &writing);
+  snapshot::await_on_all(*group, writing);
 }
 
 Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGroup> group,
@@ -103,7 +89,7 @@ Snapshots& Snapshots::operator=(Snapshots&& other) noexcept {
 }
 
 Snapshots::~Snapshots() {
-  if (!impl_ || !impl_->writing.valid()) return;
+  if (!impl_ || !impl_->writing.pending()) return;
   try {
     impl_->writing.get();
   } catch (const std::exception& error) {
@@ -119,17 +105,22 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
                                     .hint = "SnapshotOptions::read_only is for programs that only look"}));
   }
   impl_->wait();
-  const auto generators = gather_generators(*group);
+  at::Tensor generator;
+  snapshot::agree(*group, [&] { generator = generator_state(); });
+  const auto generators = group->gather(generator, 0);
   Document document;
   snapshot::agree(*group, [&] {
     if (impl_->leads()) document = snapshot::capture(parts, position, generators);
   });
   under_way = true;
   if (impl_->leads()) {
-    if (options.async) document = snapshot::copy_of(document);
-    writing = std::async(std::launch::async, [document = std::move(document), impl = impl_.get()] {
-      snapshot::write_file(document, impl->directory.next());
-      impl->directory.remove_old(impl->options.keep);
+    writing = snapshot::BackgroundTask::start([&] {
+      if (options.async) document = snapshot::copy_of(document);
+      return [document = std::move(document), impl = impl_.get()] {
+        impl->directory.check_lock();
+        snapshot::write_file(document, impl->directory.next());
+        impl->directory.remove_old(impl->options.keep);
+      };
     });
   }
   if (!options.async) impl_->wait();
@@ -139,7 +130,7 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   impl_->wait();
   auto& group = *impl_->group;
   std::optional<Document> document;
-  snapshot::run_on_rank_0(group, [&] { document = read_newest(impl_->directory); });
+  snapshot::run_on_rank_0(group, [&] { document = read_to_resume(impl_->directory, group); });
   document = snapshot::share(group, std::move(document));
   if (!document) return {};
   std::function<void()> restore;
@@ -148,7 +139,8 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
     position = snapshot::position_of(document->about);
     restore = snapshot::prepare_restore(parts, *document, group.rank());
   });
-  restore();
+  // It does not fail by itself; if the machine does, all ranks hear of it.
+  snapshot::agree(group, restore);
   return position;
 }
 
@@ -165,8 +157,10 @@ std::vector<SnapshotInfo> Snapshots::list() const {
                      .world_size = snapshot::world_size_of(summary.about),
                      .bytes = summary.bytes,
                      .saved = snapshot::saved_of(summary.about)});
-    } catch (const SnapshotError& error) {
+    } catch (const snapshot::DamagedError& error) {
       base::log_debug("not listed: {}", error.what());
+    } catch (const snapshot::GoneError&) {
+      // A writer has removed it since.
     }
   }
   return all;

@@ -12,6 +12,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/printable.h"
 
 namespace lockstep::snapshot {
 
@@ -123,11 +124,11 @@ void ZipReader::read(const std::string& name, void* to) const {
   const auto begin = wanted.header + kLocalBytes + name_bytes + u16(local, 28);
   if (!local.starts_with(kLocalMark) || begin > directory_begin_ || directory_begin_ - begin < wanted.size ||
       text_at(wanted.header + kLocalBytes, name_bytes) != name) {
-    fail_damaged(fmt::format("the entry '{}' is not where the directory says", name));
+    fail_damaged(fmt::format("the entry {} is not where the directory says", base::quote(name)));
   }
   read_at(begin, to, wanted.size);
   if (Crc::of({static_cast<const char*>(to), wanted.size}) != wanted.checksum) {
-    fail_damaged(fmt::format("the checksum of its entry '{}' is wrong", name));
+    fail_damaged(fmt::format("the checksum of its entry {} is wrong", base::quote(name)));
   }
 }
 
@@ -139,9 +140,9 @@ std::string ZipReader::read_text(const std::string& name) const {
 
 const ZipReader::Entry& ZipReader::entry(const std::string& name) const {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) fail_damaged(fmt::format("it has no entry '{}'", name));
+  if (found == entries_.end()) fail_damaged(fmt::format("it has no entry {}", base::quote(name)));
   if (!found->second.stored) {
-    fail(fmt::format("its entry '{}' is compressed or encrypted", name),
+    fail(fmt::format("its entry {} is compressed or encrypted", base::quote(name)),
          "write it again with torch.save, which stores entries as they are");
   }
   return found->second;
@@ -218,22 +219,24 @@ void ZipReader::read_directory(const Directory& directory) {
     uint64_t packed = 0;
     if (!extra.take(u32(rest, 24), entry.size) || !extra.take(u32(rest, 20), packed) ||
         !extra.take(u32(rest, 42), entry.header)) {
-      fail_damaged(fmt::format("the place of its entry '{}' is missing", name));
+      fail_damaged(fmt::format("the place of its entry {} is missing", base::quote(name)));
     }
     // Together too: entries that lie over each other could ask for any amount of memory.
     bytes += packed;
     if (packed > file_size_ || bytes > file_size_ || (entry.stored && packed != entry.size)) {
-      fail_damaged(fmt::format("its entry '{}' is too large", name));
+      fail_damaged(fmt::format("its entry {} is too large", base::quote(name)));
     }
-    if (!entries_.emplace(name, entry).second) fail_damaged(fmt::format("it has two entries '{}'", name));
+    if (!entries_.emplace(name, entry).second)
+      fail_damaged(fmt::format("it has two entries {}", base::quote(name)));
     if (first_name_.empty()) first_name_ = name;
     rest.remove_prefix(kCentralBytes + name_bytes + extra_bytes + comment_bytes);
   }
 }
 
 void ZipReader::fail(const std::string& evidence, const std::string& hint) const {
-  throw SnapshotError(base::compose(
-      {.what = fmt::format("cannot read {}", path_.string()), .evidence = evidence, .hint = hint}));
+  throw SnapshotError(base::compose({.what = fmt::format("cannot read {}", base::printable(path_.string())),
+                                     .evidence = evidence,
+                                     .hint = hint}));
 }
 
 void ZipReader::fail_damaged(const std::string& evidence) const {

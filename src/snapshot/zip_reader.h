@@ -23,6 +23,7 @@ class ZipReader {
   // The bytes, size(name) of them.
   void read(const std::string& name, void* to) const;
   std::string read_text(const std::string& name) const;
+  uint64_t file_size() const { return file_size_; }
   // Of the entry that the directory has first; empty if there is none.
   const std::string& first_name() const { return first_name_; }
 

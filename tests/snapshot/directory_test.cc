@@ -6,10 +6,12 @@
 #include <gmock/gmock.h>
 #include <grp.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 
 #include <lockstep/error.h>
 
+#include "base/fd.h"
 #include "base/host.h"
 #include "snapshot/file_reader.h"
 #include "snapshot/file_writer.h"
@@ -77,12 +79,23 @@ TEST_F(SnapshotDirectory, PassesOverOtherFiles) {
   EXPECT_EQ(Directory(path).next().filename(), "snapshot-00000004.safetensors");
 }
 
-TEST_F(SnapshotDirectory, GoesRoundWhatHasTheNextNameButIsNoFile) {
+TEST_F(SnapshotDirectory, ListsWhatIsNamedAsASnapshotButIsNoFileAndNeverRemovesIt) {
+  Directory directory(path);
+  directory.lock();
+  put("snapshot-00000002.safetensors");
   put("snapshot-00000003.safetensors");
   fs::create_directory(path / "snapshot-00000004.safetensors");
   fs::create_symlink("nowhere", path / "snapshot-00000005.safetensors");
-  EXPECT_THAT(numbers_in(Directory(path)), ElementsAre(3));
-  EXPECT_EQ(Directory(path).next().filename(), "snapshot-00000006.safetensors");
+  EXPECT_THAT(numbers_in(directory), ElementsAre(2, 3, 4, 5));
+  EXPECT_EQ(directory.next().filename(), "snapshot-00000006.safetensors");
+  directory.remove_old(1);
+  EXPECT_THAT(numbers_in(directory), ElementsAre(3, 4, 5)) << "only files are counted and removed";
+}
+
+TEST_F(SnapshotDirectory, IsNotEmptyWhenItIsALinkToNothing) {
+  fs::create_symlink(folder / "unmounted", path);
+  EXPECT_THAT(message_of<SnapshotError>([&] { Directory(path).list(); }),
+              AllOf(HasSubstr(path.string()), HasSubstr("No such file or directory")));
 }
 
 TEST_F(SnapshotDirectory, SaysWhenTheNumbersRunOut) {
@@ -207,14 +220,65 @@ TEST_F(SnapshotDirectory, IsFreeAgainWhenItsWriterIsKilled) {
 TEST_F(SnapshotDirectory, LockIsNotInheritedByOtherPrograms) {
   Directory directory(path);
   directory.lock();
+  int found = 0;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
-    if (fs::read_symlink(entry.path(), gone) != path / ".lock") continue;
-    const int fd = std::stoi(entry.path().filename());
-    EXPECT_NE(::fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
-    return;
+    const auto open = fs::read_symlink(entry.path(), gone);
+    if (open != path / ".lock" && open != path) continue;
+    EXPECT_NE(::fcntl(std::stoi(entry.path().filename()), F_GETFD) & FD_CLOEXEC, 0);
+    ++found;
   }
-  ADD_FAILURE() << "no descriptor of the lock";
+  EXPECT_EQ(found, 2) << "the file and the directory";
+}
+
+TEST_F(SnapshotDirectory, StaysLockedWhenTheLockFileIsRemoved) {
+  Directory first(path);
+  first.lock();
+  fs::remove(path / ".lock");
+  EXPECT_THAT(message_of<SnapshotError>([&] { Directory(path).lock(); }),
+              HasSubstr("another process writes"));
+  first.check_lock();
+  EXPECT_THAT(bytes_in(path / ".lock"), HasSubstr(fmt::format("pid {},", ::getpid()))) << "made again";
+  EXPECT_THAT(message_of<SnapshotError>([&] { Directory(path).lock(); }),
+              HasSubstr(fmt::format("pid {}", ::getpid())));
+  first.check_lock();
+}
+
+// As on a file server that can lock files but no directories.
+TEST_F(SnapshotDirectory, IsGivenUpToTheJobThatTookItOver) {
+  Directory first(path);
+  first.lock();
+  put("snapshot-00000001.safetensors");
+  put("snapshot-00000002.safetensors");
+  fs::remove(path / ".lock");
+  put_bytes(path / ".lock", "host other, pid 7");
+  const lockstep::base::Fd second(::open((path / ".lock").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(second.get(), LOCK_EX | LOCK_NB), 0);
+  const auto message = message_of<SnapshotError>([&] { first.check_lock(); });
+  EXPECT_THAT(message, AllOf(HasSubstr("taken over"), HasSubstr("pid 7"), HasSubstr("rank 0"),
+                             HasSubstr("hint: stop one of the two jobs")));
+  EXPECT_THROW(first.remove_old(1), SnapshotError);
+  EXPECT_THAT(numbers_in(first), ElementsAre(1, 2));
+}
+
+TEST_F(SnapshotDirectory, IsNotTheOneThatIsMadeAnewInItsPlace) {
+  Directory first(path);
+  first.lock();
+  fs::rename(path, folder / "elsewhere");
+  EXPECT_THAT(message_of<SnapshotError>([&] { first.check_lock(); }),
+              AllOf(HasSubstr(path.string()), HasSubstr("No such file or directory")));
+  Directory second(path);
+  second.lock();
+  put("snapshot-00000001.safetensors");
+  put("snapshot-00000002.safetensors");
+  EXPECT_THAT(message_of<SnapshotError>([&] { first.check_lock(); }),
+              AllOf(HasSubstr(path.string()), HasSubstr("made anew")));
+  EXPECT_THROW(first.remove_old(1), SnapshotError);
+  EXPECT_THAT(numbers_in(second), ElementsAre(1, 2));
+  second.check_lock();
+  fs::remove_all(path);
+  fs::rename(folder / "elsewhere", path);
+  first.check_lock();
 }
 
 TEST_F(SnapshotDirectory, BearsALockFileWithNonsense) {

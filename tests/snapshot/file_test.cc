@@ -276,8 +276,8 @@ TEST_F(SnapshotFile, EveryFlippedBitIsFound) {
       auto bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << bit));
       put_bytes(path, bad);
-      EXPECT_THROW(read_file(path), SnapshotError) << "byte " << i << " bit " << bit;
-      EXPECT_THROW(verify_file(path, Origin::Any), SnapshotError) << "byte " << i << " bit " << bit;
+      EXPECT_THROW(read_file(path), DamagedError) << "byte " << i << " bit " << bit;
+      EXPECT_THROW(verify_file(path, Origin::Any), DamagedError) << "byte " << i << " bit " << bit;
     }
   }
 }
@@ -287,9 +287,9 @@ TEST_F(SnapshotFile, EveryLostOrAddedByteIsFound) {
   const auto good = bytes_in(path);
   for (size_t size = 0; size < good.size(); ++size) {
     put_bytes(path, good.substr(0, size));
-    EXPECT_THROW(read_file(path), SnapshotError) << size;
-    EXPECT_THROW(verify_file(path), SnapshotError) << size;
-    EXPECT_THROW(read_summary(path, Origin::Any), SnapshotError) << size;
+    EXPECT_THROW(read_file(path), DamagedError) << size;
+    EXPECT_THROW(verify_file(path), DamagedError) << size;
+    EXPECT_THROW(read_summary(path, Origin::Any), DamagedError) << size;
   }
   put_bytes(path, good.substr(0, good.size() - 1));
   EXPECT_THAT(refusal_of(path),
@@ -308,16 +308,34 @@ TEST_F(SnapshotFile, SaysThatTheChecksumIsWrong) {
 
 TEST_F(SnapshotFile, RefusesThoseOfANewerLockstep) {
   write_file(small_document(1), path);
-  auto file = bytes_in(path);
-  const std::string mine = R"("format_version":"1")";
-  file.replace(file.find(mine), mine.size(), R"("format_version":"7")");
-  put_bytes(path, file);
+  put_bytes(path, with_version(bytes_in(path), "7"));
   EXPECT_THAT(refusal_of(path), HasSubstr("newer lockstep: format version 7, this one reads up to 1"));
+  EXPECT_THROW(read_file(path), NewerFormatError);
 
   // Even when the rest makes no sense to this one.
   put_bytes(path, with_header(R"({"__metadata__":{"checksum":"xxh9:","format_version":"8","lockstep":"?"},)"
                               R"("x":{"dtype":"F3","shape":[],"strides":[]}})"));
   EXPECT_THAT(refusal_of(path), HasSubstr("format version 8"));
+}
+
+// A version that does not exist is damage, of which an older snapshot is not.
+TEST_F(SnapshotFile, DoesNotTakeAFlippedBitForANewerLockstep) {
+  write_file(small_document(1), path);
+  const auto good = bytes_in(path);
+  const auto version = good.find(R"("format_version":"1")") + 18;
+  ASSERT_EQ(good[version], '1');
+  for (int bit = 0; bit < 8; ++bit) {
+    auto bad = good;
+    bad[version] = static_cast<char>(bad[version] ^ (1 << bit));
+    put_bytes(path, bad);
+    EXPECT_THROW(read_file(path), DamagedError) << "bit " << bit;
+    EXPECT_THROW(verify_file(path, Origin::Any), DamagedError) << "bit " << bit;
+  }
+  auto newer = with_version(good, "7");
+  newer.back() ^= 1;
+  put_bytes(path, newer);
+  EXPECT_THAT(refusal_of(path), HasSubstr("its checksum is wrong"));
+  EXPECT_THROW(read_summary(path), DamagedError);
 }
 
 TEST_F(SnapshotFile, RefusesWhatIsNoSnapshotAtAll) {

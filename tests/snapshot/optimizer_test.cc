@@ -60,6 +60,11 @@ void expect_same_parameters(Net& a, Net& b) {
 }
 
 // As if it had been written to a file and read.
+void restore_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                       const NamedTensors& names) {
+  prepare_optimizer(optimizer, state, names)();
+}
+
 OptimizerState through_file(const OptimizerState& state) {
   OptimizerState read{json::parse(state.about.dump()), {}};
   for (const auto& [name, tensor] : state.tensors) read.tensors.emplace_back(name, tensor.clone());
@@ -454,12 +459,12 @@ TEST_P(WrongState, IsRefusedAndChangesNothing) {
   train(other, mine, 0, 1);
   auto state = through_file(capture_optimizer(adam, net.names()));
   const auto before = through_file(capture_optimizer(mine, other.names()));
-  EXPECT_NO_THROW(check_optimizer(mine, state, other.names()));
+  EXPECT_NO_THROW(prepare_optimizer(mine, state, other.names()));
+  expect_same_state(capture_optimizer(mine, other.names()), before);
   GetParam().spoil(state);
-  const auto message = message_of<SnapshotError>([&] { restore_optimizer(mine, state, other.names()); });
+  const auto message = message_of<SnapshotError>([&] { prepare_optimizer(mine, state, other.names()); });
   for (const auto& part : GetParam().says) EXPECT_THAT(message, HasSubstr(part));
   EXPECT_THAT(message, HasSubstr("hint: "));
-  EXPECT_EQ(message_of<SnapshotError>([&] { check_optimizer(mine, state, other.names()); }), message);
   expect_same_state(capture_optimizer(mine, other.names()), before);
 }
 

@@ -18,6 +18,9 @@
 
 #include <lockstep/error.h>
 
+#include "snapshot/contents.h"
+#include "snapshot/file_reader.h"
+#include "snapshot/file_writer.h"
 #include "snapshot/pickle_reader.h"
 #include "snapshot/pickle_writer.h"
 #include "snapshot/pt_reader.h"
@@ -355,39 +358,43 @@ void write_zip(const fs::path& path, const Records& records) {
   put_bytes(path, bytes);
 }
 
-// Of a file with one tensor "x" in a storage of four floats.
+// A tensor in a storage of four floats.
 struct Described {
   std::string storage = "FloatStorage", key = "0";
   int64_t count = 4, offset = 0;
   std::vector<int64_t> sizes = {4}, strides = {1};
 };
-std::string pickle_of(const Described& described) {
+std::string pickle_of_all(const std::vector<std::pair<std::string, Described>>& all) {
   PickleWriter out;
   out.global("collections", "OrderedDict");
   out.empty_tuple();
   out.call();
   out.mark();
-  out.text("x");
-  out.global("torch._utils", "_rebuild_tensor_v2");
-  out.mark();
-  out.mark();
-  out.text("storage");
-  out.global("torch", described.storage);
-  out.text(described.key);
-  out.text("cpu");
-  out.integer(described.count);
-  out.tuple();
-  out.persistent();
-  out.integer(described.offset);
-  out.integers(described.sizes);
-  out.integers(described.strides);
-  out.no();
-  out.no();
-  out.tuple();
-  out.call();
+  for (const auto& [name, described] : all) {
+    out.text(name);
+    out.global("torch._utils", "_rebuild_tensor_v2");
+    out.mark();
+    out.mark();
+    out.text("storage");
+    out.global("torch", described.storage);
+    out.text(described.key);
+    out.text("cpu");
+    out.integer(described.count);
+    out.tuple();
+    out.persistent();
+    out.integer(described.offset);
+    out.integers(described.sizes);
+    out.integers(described.strides);
+    out.no();
+    out.no();
+    out.tuple();
+    out.call();
+  }
   out.set_items();
   return std::move(out).finish();
 }
+
+std::string pickle_of(const Described& described) { return pickle_of_all({{"x", described}}); }
 
 TEST(Pt, RefusesTensorsThatReachOutsideOfTheirStorage) {
   const ScratchFolder scratch;
@@ -440,6 +447,33 @@ TEST(Pt, RefusesNumbersOfTheOtherEndianness) {
   write_zip(scratch / "a.pt",
             {{"data.pkl", pickle_of({})}, {"byteorder", "big"}, {"data/0", std::string(16, '\1')}});
   EXPECT_THAT(message_of<SnapshotError>([&] { read_pt(scratch / "a.pt"); }), HasSubstr("little-endian"));
+}
+
+// A small file must not become a huge one.
+TEST(Pt, ManyNamesOfOneTensorAreStoredOnce) {
+  const ScratchFolder scratch;
+  std::vector<std::pair<std::string, Described>> names;
+  for (int i = 0; i < 300; ++i)
+    names.emplace_back(fmt::format("n{}", i), Described{.count = 4096, .sizes = {4096}});
+  write_zip(scratch / "a.pt", {{"data.pkl", pickle_of_all(names)}, {"data/0", std::string(4 * 4096, '\1')}});
+  const auto tensors = read_pt(scratch / "a.pt");
+  ASSERT_EQ(tensors.size(), 300u);
+  const auto document = import_model(tensors);
+  EXPECT_EQ(document.tensors.size(), 1u);
+  write_file(document, scratch / "a.safetensors");
+  EXPECT_LT(fs::file_size(scratch / "a.safetensors"), 2 * fs::file_size(scratch / "a.pt"));
+  EXPECT_EQ(model_in(read_file(scratch / "a.safetensors"), "").size(), 300u);
+}
+
+TEST(Pt, RefusesTensorsThatLieOverEachOtherWithoutEnd) {
+  const ScratchFolder scratch;
+  std::vector<std::pair<std::string, Described>> names;
+  for (int64_t i = 0; i < 300; ++i) {
+    names.emplace_back(fmt::format("n{}", i), Described{.count = 4096, .sizes = {4096 - i}});
+  }
+  write_zip(scratch / "a.pt", {{"data.pkl", pickle_of_all(names)}, {"data/0", std::string(4 * 4096, '\1')}});
+  EXPECT_THAT(message_of<SnapshotError>([&] { read_pt(scratch / "a.pt"); }),
+              HasSubstr("lie over each other"));
 }
 
 // What it makes of any pickle is data or an error; the sanitizers see the rest.
@@ -549,6 +583,17 @@ TEST(Pickle, TakesNoMoreMemoryThanItsBytesJustify) {
   const Pickle pickle(program + "t.", [](std::string_view) { return true; });
   EXPECT_EQ(pickle.root().items.size(), 100'000u);
   EXPECT_EQ(pickle.root().items[0]->tuple, pickle.root().items[1]->tuple);
+
+  // One byte each, and a hundred in memory.
+  EXPECT_THAT(pickle_error("N" + std::string(1'000'000, '\x94') + "."),
+              HasSubstr("more references than values"));
+  EXPECT_THAT(pickle_error("(" + std::string(1'000'000, ']') + "t."), HasSubstr("too many values"));
+  EXPECT_THAT(pickle_error("c" + std::string(2000, 'm') + "\nx\n."), HasSubstr("very long name"));
+  std::string integers = "(";
+  for (int i = 0; i < 1'000'000; ++i) integers += "K\5";
+  const Pickle small(integers + "t.", [](std::string_view) { return true; });
+  EXPECT_EQ(small.root().items.size(), 1'000'000u);
+  EXPECT_EQ(small.root().items[0], small.root().items[1]) << "small integers are made once";
 }
 
 }  // namespace

@@ -17,7 +17,9 @@
 
 #include <ATen/ATen.h>
 
+#include "snapshot/checksum.h"
 #include "snapshot/document.h"
+#include "snapshot/format.h"
 #include "support/scratch_folder.h"
 
 namespace lockstep::testing {
@@ -31,6 +33,18 @@ inline void put_bytes(const std::filesystem::path& path, const std::string& byte
   // A new file: some file systems wait for the disk when one is written over.
   std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// The file's bytes with another version of the format, and the checksum that belongs to them.
+inline std::string with_version(std::string file, const std::string& version) {
+  const std::string mine = R"("format_version":"1")";
+  const auto at = file.find(mine);
+  if (at == std::string::npos) throw std::runtime_error("no version in this file");
+  file.replace(at, mine.size(), R"("format_version":")" + version + '"');
+  file.replace(snapshot::kChecksumOffset, snapshot::Checksum::kDigits, snapshot::Checksum::kDigits, '0');
+  snapshot::Checksum checksum;
+  checksum.add(file.data(), file.size());
+  return file.replace(snapshot::kChecksumOffset, snapshot::Checksum::kDigits, checksum.digits());
 }
 
 inline size_t files_in(const std::filesystem::path& path) {

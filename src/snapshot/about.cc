@@ -1,0 +1,124 @@
+#include "snapshot/about.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <utility>
+
+#include <torch/version.h>
+
+namespace lockstep::snapshot {
+
+using nlohmann::json;
+
+namespace {
+
+json number_to_json(double number) {
+  if (std::isfinite(number)) return number;
+  return {{"double", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
+}
+
+json to_json(const Position& position) {
+  auto values = json::object();
+  for (const auto& [name, value] : position.values) {
+    if (const auto* number = std::get_if<double>(&value)) {
+      values[name] = number_to_json(*number);
+    } else if (const auto* whole = std::get_if<int64_t>(&value)) {
+      values[name] = *whole;
+    } else {
+      values[name] = std::get<std::string>(value);
+    }
+  }
+  return {{"epoch", position.epoch}, {"step", position.step}, {"values", values}};
+}
+
+// What stands there, if the type can hold it: JSON's numbers may be of any size, and not whole.
+template <class Whole>
+Whole whole_at(const json& object, const char* name) {
+  const auto& number = object.at(name);
+  const bool fits = number.is_number_unsigned()
+                        ? std::in_range<Whole>(number.get<uint64_t>())
+                        : number.is_number_integer() && std::in_range<Whole>(number.get<int64_t>());
+  if (fits) return number.get<Whole>();
+  throw DamagedError(base::compose(
+      {.what = "the snapshot does not describe a training run as lockstep does",
+       .evidence = fmt::format("its {} is {}, which is no whole number in range", base::quote(name),
+                               base::printable(number.dump(-1, ' ', true).substr(0, 100))),
+       .hint = "use another snapshot"}));
+}
+
+}  // namespace
+
+void describe_run(json& about, const Position& position, int world_size) {
+  using namespace std::chrono;
+  about["position"] = to_json(position);
+  about["world_size"] = world_size;
+  about["torch"] = TORCH_VERSION;
+  about["saved_ms"] = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+Position position_of(const json& about) {
+  return understood([&] {
+    const auto& saved = about.at("position");
+    Position position{.epoch = whole_at<int64_t>(saved, "epoch"), .step = whole_at<int64_t>(saved, "step")};
+    for (const auto& [name, value] : saved.at("values").items()) {
+      if (value.is_string()) {
+        position.values[name] = value.get<std::string>();
+      } else if (value.is_number_integer()) {
+        position.values[name] = value.get<int64_t>();
+      } else {
+        position.values[name] =
+            value.is_object() ? std::strtod(value.at("double").get_ref<const std::string&>().c_str(), nullptr)
+                              : value.get<double>();
+      }
+    }
+    return position;
+  });
+}
+
+int world_size_of(const json& about) {
+  return understood([&] { return whole_at<int>(about, "world_size"); });
+}
+
+std::chrono::system_clock::time_point saved_of(const json& about) {
+  using namespace std::chrono;
+  return understood([&] {
+    const milliseconds since_1970(whole_at<int64_t>(about, "saved_ms"));
+    // The clock counts smaller units, of which fewer fit.
+    constexpr auto kFirst = ceil<milliseconds>(system_clock::time_point::min().time_since_epoch());
+    constexpr auto kLast = floor<milliseconds>(system_clock::time_point::max().time_since_epoch());
+    return system_clock::time_point(std::clamp(since_1970, kFirst, kLast));
+  });
+}
+
+std::vector<std::pair<std::string, std::string>> optimizers_in(const json& about) {
+  return understood([&] {
+    std::vector<std::pair<std::string, std::string>> all;
+    if (!about.contains("optimizers")) return all;
+    for (const auto& [name, optimizer] : about["optimizers"].items()) {
+      all.emplace_back(name, optimizer.at("kind").get<std::string>());
+    }
+    return all;
+  });
+}
+
+json to_json(const SamplerState& state) {
+  return {{"epoch", state.epoch},
+          {"consumed", state.consumed},
+          {"dataset_size", state.dataset_size},
+          {"seed", state.seed},
+          {"shuffle", state.shuffle}};
+}
+
+SamplerState sampler_from(const json& state) {
+  return understood([&] {
+    return SamplerState{.epoch = whole_at<int64_t>(state, "epoch"),
+                        .consumed = whole_at<uint64_t>(state, "consumed"),
+                        .dataset_size = whole_at<uint64_t>(state, "dataset_size"),
+                        .seed = whole_at<uint64_t>(state, "seed"),
+                        .shuffle = state.at("shuffle").get<bool>()};
+  });
+}
+
+}  // namespace lockstep::snapshot

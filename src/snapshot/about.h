@@ -1,0 +1,47 @@
+// What a snapshot says about its run beside the tensors: Document::about, which is JSON.
+//
+// Another program may have written it, so reading trusts nothing: SnapshotError if it is not what it should
+// be.
+#pragma once
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <lockstep/sampler.h>
+#include <lockstep/snapshot.h>
+
+#include "base/error_text.h"
+#include "base/printable.h"
+#include "snapshot/stored_file.h"
+
+namespace lockstep::snapshot {
+
+// Position, size and time of the run that is being saved.
+void describe_run(nlohmann::json& about, const Position& position, int world_size);
+
+Position position_of(const nlohmann::json& about);
+int world_size_of(const nlohmann::json& about);
+std::chrono::system_clock::time_point saved_of(const nlohmann::json& about);
+// The names and kinds of the optimizers in it.
+std::vector<std::pair<std::string, std::string>> optimizers_in(const nlohmann::json& about);
+
+nlohmann::json to_json(const SamplerState& state);
+SamplerState sampler_from(const nlohmann::json& state);
+
+// Calls `read`, whose errors of JSON become those of a file.
+template <class Read>
+auto understood(const Read& read) {
+  try {
+    return read();
+  } catch (const nlohmann::json::exception& error) {
+    throw DamagedError(
+        base::compose({.what = "the snapshot does not describe a training run as lockstep does",
+                       .evidence = base::printable(error.what()),
+                       .hint = "lockstep snapshot import takes files of other programs"}));
+  }
+}
+
+}  // namespace lockstep::snapshot
