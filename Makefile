@@ -14,10 +14,12 @@ BUILD := build/$(PRESET)
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 BENCH_FLAGS ?=
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?=
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm test-fresh check-compilers bench bench-heap
+.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm test-fresh check-compilers fuzz bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -27,6 +29,7 @@ help:
 	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
 	@echo "  make test-fresh    README's two commands on a Debian 12 that has nothing, as root, in a container and as a user (root)"
 	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
+	@echo "  make fuzz          the readers of files and messages on bytes that libFuzzer makes up (FUZZ_SECONDS=600 for each)"
 	@echo "  make bench         everything beside PyTorch and Open MPI, with a report (bench/results; an hour and a half)"
 	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
 	@echo "  make clean         remove build/"
@@ -74,6 +77,13 @@ test-fresh:
 check-compilers:
 	@scripts/setup build clang
 	@scripts/check-compilers $(COMPILERS)
+
+# FUZZ_TARGETS: which; all without it. A configuration of its own, with clang.
+fuzz:
+	@scripts/setup build fuzz
+	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz $(CMAKE_FLAGS)
+	@cmake --build build/fuzz --parallel $(JOBS) --target fuzz_targets
+	@tests/fuzz/run build/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 bench-heap: configure
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
