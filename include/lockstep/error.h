@@ -8,19 +8,28 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message) : std::runtime_error(message) {}
+  explicit Error(const std::string& message, std::vector<int> culprits = {})
+      : std::runtime_error(message), culprits_(std::move(culprits)) {}
   // The name of the class, for logs and for errors that travel between processes.
   virtual std::string_view kind() const noexcept { return "Error"; }
+  // The ranks of the group that are the reason, as far as this rank can tell: those that are gone, or did not
+  // come in time. Empty when nobody is known.
+  const std::vector<int>& culprits() const noexcept { return culprits_; }
+
+ private:
+  std::vector<int> culprits_;
 };
 
-// The caller asked for something that cannot be done: bad arguments, environment or order of calls. A call that
-// throws it has changed nothing. The exception is a synchronised backward pass, in which the other ranks have
-// begun to average: there it ends the group, and they get it, too.
+// The caller asked for something that cannot be done: bad arguments, environment or order of calls. A call
+// that throws it has changed nothing. The exception is a synchronised backward pass, in which the other ranks
+// have begun to average: there it ends the group, and they get it, too.
 class UsageError : public Error {
  public:
   using Error::Error;

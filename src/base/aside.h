@@ -1,4 +1,5 @@
-// For calls that block and cannot be given up: they run on a thread of their own, and nobody has to wait for it.
+// For calls that block and cannot be given up: they run on a thread of their own, and nobody has to wait for
+// it.
 #pragma once
 
 #include <future>
@@ -8,8 +9,8 @@
 
 namespace lockstep::base {
 
-// Unlike that of std::async, this future's destructor does not wait. The thread may outlive the caller: `work`
-// must own what it uses.
+// Unlike that of std::async, this future's destructor does not wait. The thread may outlive the caller:
+// `work` must own what it uses.
 template <class Work>
 auto run_aside(Work work) {
   using Result = decltype(work());

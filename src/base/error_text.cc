@@ -20,14 +20,14 @@ std::string errno_text(int error_number) {
   return fmt::format("{} (errno {})", std::generic_category().message(error_number), error_number);
 }
 
-void throw_kind(std::string_view kind, const std::string& message) {
-  if (kind == "UsageError") throw UsageError(message);
-  if (kind == "MismatchError") throw MismatchError(message);
-  if (kind == "PeerLostError") throw PeerLostError(message);
-  if (kind == "TimeoutError") throw TimeoutError(message);
-  if (kind == "SnapshotError") throw SnapshotError(message);
-  if (kind == "SystemError") throw SystemError(message);
-  throw Error(message);
+void throw_kind(std::string_view kind, const std::string& message, const std::vector<int>& culprits) {
+  if (kind == "UsageError") throw UsageError(message, culprits);
+  if (kind == "MismatchError") throw MismatchError(message, culprits);
+  if (kind == "PeerLostError") throw PeerLostError(message, culprits);
+  if (kind == "TimeoutError") throw TimeoutError(message, culprits);
+  if (kind == "SnapshotError") throw SnapshotError(message, culprits);
+  if (kind == "SystemError") throw SystemError(message, culprits);
+  throw Error(message, culprits);
 }
 
 }  // namespace lockstep::base

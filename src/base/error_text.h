@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::base {
 
@@ -21,6 +22,7 @@ std::string errno_text(int error_number);
 
 // Throws the error class that `kind` names (Error::kind()), or Error itself for a name nobody knows.
 // This is how an error that was written down in one process is thrown again in another.
-[[noreturn]] void throw_kind(std::string_view kind, const std::string& message);
+[[noreturn]] void throw_kind(std::string_view kind, const std::string& message,
+                             const std::vector<int>& culprits = {});
 
 }  // namespace lockstep::base

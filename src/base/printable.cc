@@ -39,37 +39,36 @@ bool is_harmless(uint32_t code) {
            between(0xe0000, 0xe007f));  // tags, which nothing shows
 }
 
-// `also`: further characters that get a backslash.
-std::string escaped(std::string_view text, std::string_view also) {
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    const auto [code, bytes] = first_of(text);
-    if (bytes == 0) {
-      out += fmt::format("\\x{:02x}", static_cast<uint8_t>(text.front()));
-    } else if (code == '\n' || code == '\t' || code == '\r') {
-      out += code == '\n' ? "\\n" : code == '\t' ? "\\t" : "\\r";
-    } else if (!is_harmless(code)) {
-      out += code < 0x80 ? fmt::format("\\x{:02x}", code) : fmt::format("\\u{:04x}", code);
-    } else {
-      if (also.find(text.front()) != std::string_view::npos) out += '\\';
-      out += text.substr(0, bytes);
-    }
-    text.remove_prefix(bytes == 0 ? 1 : bytes);
-  }
-  return out;
-}
-
 }  // namespace
 
-std::string printable(std::string_view text) { return escaped(text, ""); }
+std::string take_printable(std::string_view& text) {
+  const auto [code, bytes] = first_of(text);
+  const auto taken = text.substr(0, std::max<size_t>(bytes, 1));
+  text.remove_prefix(taken.size());
+  if (bytes == 0) return fmt::format("\\x{:02x}", static_cast<uint8_t>(taken.front()));
+  if (code == '\n' || code == '\t' || code == '\r')
+    return code == '\n' ? "\\n" : code == '\t' ? "\\t" : "\\r";
+  if (is_harmless(code)) return std::string(taken);
+  return code < 0x80 ? fmt::format("\\x{:02x}", code) : fmt::format("\\u{:04x}", code);
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) out += take_printable(text);
+  return out;
+}
 
 std::string quote(std::string_view text) {
   constexpr size_t kShown = 120;
   auto end = std::min(text.size(), kShown);
   // Not in the middle of a character.
   while (end < text.size() && end > kShown - 4 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
-  return '"' + escaped(text.substr(0, end), "\"\\") + (end == text.size() ? "\"" : "\"…");
+  std::string quoted = "\"";
+  for (auto rest = text.substr(0, end); !rest.empty();) {
+    if (rest.front() == '"' || rest.front() == '\\') quoted += '\\';
+    quoted += take_printable(rest);
+  }
+  return quoted + (end == text.size() ? "\"" : "\"…");
 }
 
 }  // namespace lockstep::base

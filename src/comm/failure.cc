@@ -69,14 +69,18 @@ std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& 
   return text;
 }
 
-// Where the others are, the culprit first: those that are stopped, those that wait for nothing, those that
-// wait for something else.
-std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
+// Who holds a call up, and where they are.
+struct Whereabouts {
+  std::string text;
+  std::vector<int> culprits;
+};
+
+Whereabouts find_late(const ProcessGroup::Impl& group, const Call& call) {
   const auto stopped = group.watch ? group.watch->stopped() : std::vector<int>{};
-  if (!stopped.empty()) return fmt::format("; stopped: {}", list_ranks(group, stopped));
+  if (!stopped.empty()) return {fmt::format("; stopped: {}", list_ranks(group, stopped)), stopped};
   const auto words = ask_who_waits(group);
   if (!words) {
-    return fmt::format("; {}, which hosts the store, does not answer", group.ranks.at(0).describe());
+    return {fmt::format("; {}, which hosts the store, does not answer", group.ranks.at(0).describe()), {0}};
   }
   std::vector<int> absent;
   std::string elsewhere;
@@ -91,7 +95,7 @@ std::string whereabouts(const ProcessGroup::Impl& group, const Call& call) {
   }
   std::string text;
   if (!absent.empty()) text = fmt::format("; not waiting in any collective: {}", list_ranks(group, absent));
-  return text + elsewhere;
+  return {text + elsewhere, absent};
 }
 
 // The ranks that have ended, the first of them first. Waits for a moment when a connection has just been
@@ -120,23 +124,26 @@ std::optional<store::Failure> find_failure(const ProcessGroup::Impl& group) {
 }
 
 // The first error is the one that counts: here, and for the launcher.
-void remember(ProcessGroup::Impl& group, const std::string& kind, const std::string& message) {
+void remember(ProcessGroup::Impl& group, const ProcessGroup::Impl::Poison& poison) {
   const std::lock_guard lock(group.poison_mutex);
   if (group.poison) return;
-  group.poison = {kind, message};
-  base::write_note({kind, message});
+  group.poison = poison;
+  // The launcher knows the ranks of the job, not those of a group.
+  base::Note note{poison.kind, poison.message, {}};
+  for (const int rank : poison.culprits) note.culprits.push_back(group.ranks.at(rank).rank);
+  base::write_note(note);
 }
 
 }  // namespace
 
 void refuse_if_poisoned(ProcessGroup::Impl& group) {
   const std::lock_guard lock(group.poison_mutex);
-  if (group.poison) base::throw_kind(group.poison->first, group.poison->second);
+  if (group.poison) base::throw_kind(group.poison->kind, group.poison->message, group.poison->culprits);
 }
 
 void poison(ProcessGroup::Impl& group, const Error& why) {
   const std::string kind(why.kind());
-  remember(group, kind, why.what());
+  remember(group, {kind, why.what(), why.culprits()});
   if (group.native != nullptr) {
     group.native->fail(kind, why.what());
     return;
@@ -170,7 +177,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
     throw;  // nothing has begun
   } catch (const Error& error) {
     // A backend of our own has said all there is to say.
-    remember(group, std::string(error.kind()), error.what());
+    remember(group, {std::string(error.kind()), error.what(), error.culprits()});
     throw;
   } catch (const std::exception& error) {
     message = message_of(error);
@@ -182,6 +189,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
                                             group.world_size, group.ranks.at(group.rank).host, group.name,
                                             call.number, group.backend)};
   std::string kind = "Error";
+  std::vector<int> culprits;
   const bool closed =
       mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"});
   const bool timed_out = mentions(message, {"Timed out", "timed out", "timeout"});
@@ -193,13 +201,16 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
     text.evidence = fmt::format("it said: {}", failure->text.substr(end_of_kind + 1));
   } else if (!ended.empty()) {
     kind = "PeerLostError";
+    culprits = {ended.front()};
     text.evidence =
         fmt::format("{} has ended; the backend says: {}", group.ranks.at(ended.front()).describe(), message);
     text.hint = "look at the output of that rank: it ended first";
   } else if (timed_out) {
     kind = "TimeoutError";
+    const auto late = find_late(group, call);
+    culprits = late.culprits;
     text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}",
-                                group.timeout.count() / 1000.0, whereabouts(group, call), message);
+                                group.timeout.count() / 1000.0, late.text, message);
     text.hint =
         "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A "
         "slow "
@@ -207,16 +218,16 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   } else if (closed) {
     kind = "PeerLostError";
     text.evidence = fmt::format("a peer closed its connection{}; the backend says: {}",
-                                whereabouts(group, call), message);
+                                find_late(group, call).text, message);
     text.hint = "look at the output of the other ranks: one of them ended first";
   } else {
     text.evidence = message;
   }
   const std::string composed = base::compose(text);
-  remember(group, kind, composed);
+  remember(group, {kind, composed, culprits});
   // Of an end or of silence every rank learns by itself. Anything else may be known here only.
   if (kind == "Error") group.store->fail(kind + '\n' + composed);
-  base::throw_kind(kind, composed);
+  base::throw_kind(kind, composed, culprits);
 }
 
 }  // namespace lockstep::comm

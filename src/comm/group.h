@@ -59,7 +59,12 @@ struct ProcessGroup::Impl {
 
   // The first error, which every later call repeats.
   std::mutex poison_mutex;
-  std::optional<std::pair<std::string, std::string>> poison;  // kind, message
+  struct Poison {
+    std::string kind;
+    std::string message;
+    std::vector<int> culprits;
+  };
+  std::optional<Poison> poison;
 };
 
 }  // namespace lockstep

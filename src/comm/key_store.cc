@@ -63,7 +63,8 @@ std::vector<std::string> KeyStore::get_all(const std::vector<std::string>& keys,
     throw PeerLostError(
         base::compose({.what = fmt::format("rank {} has ended", lost.front().rank),
                        .evidence = fmt::format("while this rank waited for \"{}\"", keys.front()),
-                       .hint = "look at the output of that rank: it ended first"}));
+                       .hint = "look at the output of that rank: it ended first"}),
+        {lost.front().rank});
   });
 }
 

@@ -1,8 +1,10 @@
 #include "comm/rendezvous.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -38,24 +40,34 @@ void enter(KeyStore& store) { store.add("here", 1); }
 
 // Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment
 // until all that are here have heard it.
-[[noreturn]] void give_up(KeyStore& meeting, int rank, const std::string& kind, const std::string& message) {
+[[noreturn]] void give_up(KeyStore& meeting, int rank, const Error& why) {
   try {
     const auto deadline = base::Deadline::in(2s);
     const auto store = meeting.until(deadline);  // the meeting's own time may be over
-    if (!store->check({kVerdictKey})) store->write(kVerdictKey, kind + "\n" + message);
+    if (!store->check({kVerdictKey})) {
+      store->write(kVerdictKey,
+                   fmt::format("{}\n{}\n{}", why.kind(), fmt::join(why.culprits(), " "), why.what()));
+    }
     store->add("gave_up", 1);
     if (rank == 0) poll_until(deadline, [&] { return store->add("gave_up", 0) >= store->add("here", 0); });
   } catch (const Error& error) {
     base::log_debug("the others cannot be told: {}", error.what());
   }
-  base::throw_kind(kind, message);
+  base::throw_kind(why.kind(), why.what(), why.culprits());
 }
 
 void hear_verdict(KeyStore& store) {
   const auto verdict = store.look(kVerdictKey);
   if (!verdict) return;
-  const auto end = verdict->find('\n');
-  base::throw_kind(verdict->substr(0, end), verdict->substr(end + 1));
+  std::istringstream lines(*verdict);
+  std::string kind, ranks, message;
+  std::getline(lines, kind);
+  std::getline(lines, ranks);
+  std::getline(lines, message, '\0');
+  std::vector<int> culprits;
+  std::istringstream numbers(ranks);
+  for (int rank = 0; numbers >> rank;) culprits.push_back(rank);
+  base::throw_kind(kind, message, culprits);
 }
 
 void claim(KeyStore& store, const RankFacts& mine) {
@@ -67,12 +79,12 @@ void claim(KeyStore& store, const RankFacts& mine) {
     return text.has_value();
   });
   give_up(
-      store, mine.rank, "MismatchError",
-      base::compose(
+      store, mine.rank,
+      MismatchError(base::compose(
           {.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
            .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
            .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
-                   "file:// meeting point must be new for each job"}));
+                   "file:// meeting point must be new for each job"})));
 }
 
 void check_world(const RankFacts& mine, const RankFacts& other) {
@@ -98,7 +110,8 @@ void check_backends(const RankFacts& mine, const RankFacts& other) {
       base::compose({.what = fmt::format("rank {} has ended while the ranks met", other),
                      .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
                      .evidence = fmt::format("missing: rank {}", other),
-                     .hint = "look at the output of that rank: it ended first"}));
+                     .hint = "look at the output of that rank: it ended first"}),
+      {other});
 }
 
 std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base::Deadline deadline,
@@ -128,16 +141,19 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
       if (!look_for(other)) missing.push_back(other);
     }
     if (!missing.empty()) {
-      throw TimeoutError(base::compose(
-          {.what = fmt::format("not all ranks arrived within {:.1f} s", deadline.budget().count() / 1000.0),
-           .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
-           .evidence = fmt::format("missing: rank {} ({} of {} are here)", describe_ranks(missing),
-                                   world_size - missing.size(), world_size),
-           .hint =
-               "look at the output of the missing ranks; a slow start needs a longer InitOptions::timeout"}));
+      throw TimeoutError(
+          base::compose(
+              {.what =
+                   fmt::format("not all ranks arrived within {:.1f} s", deadline.budget().count() / 1000.0),
+               .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
+               .evidence = fmt::format("missing: rank {} ({} of {} are here)", describe_ranks(missing),
+                                       world_size - missing.size(), world_size),
+               .hint = "look at the output of the missing ranks; a slow start needs a longer "
+                       "InitOptions::timeout"}),
+          missing);
     }
   } catch (const Error& error) {
-    give_up(store, rank, std::string(error.kind()), error.what());
+    give_up(store, rank, error);
   }
   std::vector<std::string> all;
   for (auto& said : seen) all.push_back(std::move(*said));

@@ -121,7 +121,7 @@ std::shared_ptr<ProcessGroup> init_process_group(InitOptions options) {
   try {
     state.group = make_default_group(options, state);
   } catch (const Error& error) {
-    base::write_note({std::string(error.kind()), error.what()});
+    base::write_note({std::string(error.kind()), error.what(), error.culprits()});
     throw;
   }
   return state.group;

@@ -105,7 +105,7 @@ void Endpoint::connect() {
     }
   } catch (const Error& error) {
     const Lock lock(mutex_);
-    fail(std::string(error.kind()), error.what());
+    fail(std::string(error.kind()), error.what(), error.culprits());
     throw;
   } catch (const std::exception& error) {
     const Lock lock(mutex_);
@@ -238,7 +238,7 @@ bool Endpoint::progress(Effort effort) {
   } catch (const Tainted& tainted) {
     adopt_failure(tainted.rank);
   } catch (const Error& error) {
-    fail(std::string(error.kind()), error.what());
+    fail(std::string(error.kind()), error.what(), error.culprits());
   } catch (const std::exception& error) {
     fail("Error", error.what());
   }

@@ -109,7 +109,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void look_for_failures();
   void look_for_the_dead();
   void look_for_the_late();
-  void fail(const std::string& kind, const std::string& text);
+  // `culprits`: the ranks that are the reason, if any are known.
+  void fail(const std::string& kind, const std::string& text, const std::vector<int>& culprits = {});
   void adopt_failure(int rank);
   void publish_failure();
   bool others_may_write() const;
@@ -124,6 +125,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::string where(const Call* call) const;
   std::string name_of(int rank) const;
   std::string description_of(const Call& call) const;
+  // The ranks that hold the call up, and where they are.
+  std::vector<int> holding_up(const Call& call) const;
   std::string whereabouts(const Call& call) const;  // of those who hold it up; may be empty
   std::string last_words(int rank) const;           // what the rank did last, as far as this one can see
 

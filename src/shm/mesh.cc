@@ -157,11 +157,12 @@ class Mesh::Meeting {
 
   [[noreturn]] void lose(int other, const std::string& evidence) const {
     const auto epitaph = mesh_.epitaph(other);
-    throw PeerLostError(base::compose(
-        {.what = fmt::format("{} was lost while the ranks connected", mesh_.peers_[other].facts.describe()),
-         .where = where_is(rank_, world_size_),
-         .evidence = epitaph.empty() ? evidence : epitaph,
-         .hint = "look at the output of that rank"}));
+    throw PeerLostError(base::compose({.what = fmt::format("{} was lost while the ranks connected",
+                                                           mesh_.peers_[other].facts.describe()),
+                                       .where = where_is(rank_, world_size_),
+                                       .evidence = epitaph.empty() ? evidence : epitaph,
+                                       .hint = "look at the output of that rank"}),
+                        {other});
   }
 
   void connect_to_lower_ranks() {

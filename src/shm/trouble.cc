@@ -27,9 +27,10 @@ constexpr const char* kLateHint =
 // A closed connection does not wake a sleeper, so sleepers look by themselves this often.
 constexpr auto kLookEvery = 20ms;
 
-std::exception_ptr make_error(const std::string& kind, const std::string& text) {
+std::exception_ptr make_error(const std::string& kind, const std::string& text,
+                              const std::vector<int>& culprits) {
   try {
-    base::throw_kind(kind, text);
+    base::throw_kind(kind, text, culprits);
   } catch (...) {
     return std::current_exception();
   }
@@ -87,10 +88,12 @@ void Endpoint::adopt_failure(int rank) {
   // A rank that has timed out has waited as this one does. To be named are those whom both have waited for.
   if (first_ != nullptr && theirs.kind == std::string_view("TimeoutError")) {
     if (const auto who = whereabouts(*first_); !who.empty()) {
-      fail(theirs.kind, base::compose({.what = fmt::format("{} failed", description_of(*first_)),
-                                       .where = where(first_),
-                                       .evidence = "Timed out, on another rank first" + who,
-                                       .hint = kLateHint}));
+      fail(theirs.kind,
+           base::compose({.what = fmt::format("{} failed", description_of(*first_)),
+                          .where = where(first_),
+                          .evidence = "Timed out, on another rank first" + who,
+                          .hint = kLateHint}),
+           holding_up(*first_));
       return;
     }
   }
@@ -133,11 +136,13 @@ void Endpoint::look_for_the_dead() {
       return;
     }
     const auto epitaph = mesh_.epitaph(rank);
-    fail("PeerLostError", base::compose({.what = fmt::format("{} failed", held_up),
-                                         .where = where(call),
-                                         .evidence = fmt::format("{} has ended{}{}", name_of(rank),
-                                                                 epitaph.empty() ? "" : ": ", epitaph),
-                                         .hint = "look at the output of that rank: it ended first"}));
+    fail("PeerLostError",
+         base::compose({.what = fmt::format("{} failed", held_up),
+                        .where = where(call),
+                        .evidence = fmt::format("{} has ended{}{}", name_of(rank),
+                                                epitaph.empty() ? "" : ": ", epitaph),
+                        .hint = "look at the output of that rank: it ended first"}),
+         {rank});
     return;
   }
 }
@@ -164,7 +169,8 @@ void Endpoint::look_for_the_late() {
          base::compose({.what = fmt::format("{} failed", description_of(*call)),
                         .where = where(call),
                         .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), who),
-                        .hint = kLateHint}));
+                        .hint = kLateHint}),
+         board_ ? holding_up(*call) : std::vector<int>{});
     return;
   }
   auto messages = waiting_messages_;
@@ -181,14 +187,15 @@ void Endpoint::look_for_the_late() {
          base::compose({.what = fmt::format("{} failed", message->describe()),
                         .where = where(nullptr),
                         .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
-                        .hint = kLateHint}));
+                        .hint = kLateHint}),
+         board_ && message->peer != kAnyRank ? std::vector<int>{message->peer} : std::vector<int>{});
     return;
   }
 }
 
-void Endpoint::fail(const std::string& kind, const std::string& text) {
+void Endpoint::fail(const std::string& kind, const std::string& text, const std::vector<int>& culprits) {
   if (failure_) return;
-  failure_ = {kind, text, make_error(kind, text)};
+  failure_ = {kind, text, make_error(kind, text, culprits)};
   base::log_debug("{}: {}", kind, text);
   if (board_) publish_failure();
   if (board_ && others_may_write()) arena_->withdraw();
@@ -264,13 +271,22 @@ std::string Endpoint::last_words(int rank) const {
                      board_->read(&Control::finished, rank) >= arrived ? "finished" : "has not finished");
 }
 
+std::vector<int> Endpoint::holding_up(const Call& call) const {
+  auto ranks = absentees(*board_, call.number);
+  if (ranks.empty()) ranks = laggards(*board_, call);
+  // One that has failed has given up waiting for somebody else.
+  std::erase_if(ranks, [&](int rank) {
+    return board_->control(rank).failure.present.load(std::memory_order_seq_cst) != 0;
+  });
+  return ranks;
+}
+
 std::string Endpoint::whereabouts(const Call& call) const {
-  const auto absent = absentees(*board_, call.number);
+  const bool all_have_come = absentees(*board_, call.number).empty();
   std::string text;
-  for (const int rank : absent.empty() ? laggards(*board_, call) : absent) {
-    if (board_->control(rank).failure.present.load(std::memory_order_seq_cst) != 0) continue;
-    text += absent.empty() ? fmt::format("; {} has come, but has not done its part", name_of(rank))
-                           : fmt::format("; {} has not come: {}", name_of(rank), last_words(rank));
+  for (const int rank : holding_up(call)) {
+    text += all_have_come ? fmt::format("; {} has come, but has not done its part", name_of(rank))
+                          : fmt::format("; {} has not come: {}", name_of(rank), last_words(rank));
   }
   return text;
 }

@@ -115,10 +115,10 @@ TEST(Control, TextsAreFitToBeShown) {
   order.failure->not_started = evil;
   const auto decoded = decode_order(encode(order));
   ASSERT_TRUE(decoded);
-  EXPECT_EQ(decoded->reason, "a\\x1b[2J\\x0ab");
-  EXPECT_EQ(decoded->failure->note->kind, "Kind\\x0a");
+  EXPECT_EQ(decoded->reason, "a\\x1b[2J\\nb");
+  EXPECT_EQ(decoded->failure->note->kind, "Kind\\n");
   EXPECT_EQ(decoded->failure->note->message, "a\\x1b[2J\nb");
-  EXPECT_EQ(decoded->failure->last_lines[0], "a\\x1b[2J\\x0ab");
+  EXPECT_EQ(decoded->failure->last_lines[0], "a\\x1b[2J\\nb");
   EXPECT_LE(decoded->failure->last_lines[1].size(), 1000U);
   EXPECT_EQ(decoded->failure->not_started, "a\\x1b[2J\n  b");
 }

@@ -13,12 +13,12 @@ TEST(Shown, OrdinaryTextStays) {
 }
 
 TEST(Shown, WhatATerminalObeysIsEscaped) {
-  EXPECT_EQ(shown_line("\x1b[2J\r\x07\x7f", 100), "\\x1b[2J\\x0d\\x07\\x7f");
+  EXPECT_EQ(shown_line("\x1b[2J\r\x07\x7f", 100), "\\x1b[2J\\r\\x07\\x7f");
   EXPECT_EQ(shown_line(std::string("a\0b", 3), 100), "a\\x00b");
   EXPECT_EQ(shown_line("\xc2\x9b"
                        "31m",
                        100),
-            "\\x9b31m");  // CSI in one character
+            "\\u009b31m");  // CSI in one character
   EXPECT_EQ(shown_line("\xe2\x80\xae"
                        "abc\xe2\x80\xa8",
                        100),
@@ -32,7 +32,7 @@ TEST(Shown, BytesThatAreNotUtf8AreEscaped) {
 }
 
 TEST(Shown, NewlinesAreEscapedOrIndented) {
-  EXPECT_EQ(shown_line("a\nb", 100), "a\\x0ab");
+  EXPECT_EQ(shown_line("a\nb", 100), "a\\nb");
   EXPECT_EQ(shown_lines("a\nb\n  c\n", 100, kHanging), "a\n  b\n  c\n  ");
   EXPECT_EQ(shown_lines("a\nb", 100, ""), "a\nb");
 }

@@ -10,7 +10,9 @@
 
 int main(int argc, char** argv) {
   try {
-    const auto group = lockstep::init_process_group({.timeout = std::chrono::minutes(2)});
+    const char* backend = std::getenv("PROBE_BACKEND");
+    const auto group = lockstep::init_process_group(
+        {.backend = backend != nullptr ? backend : "auto", .timeout = std::chrono::minutes(2)});
     auto tensor = at::full({5}, group->rank() + 1);
     group->all_reduce(tensor);
     std::printf("rank %d of %d, local %d of %d, node %d of %d, backend %s, sum %d\n", group->rank(),
@@ -18,8 +20,10 @@ int main(int argc, char** argv) {
                 group->num_nodes(), group->backend().c_str(), tensor[0].item<int>());
     std::fflush(stdout);
     group->barrier();
-    // "probe fail 1": that rank dies after joining.
-    if (argc > 2 && std::string(argv[1]) == "fail" && std::atoi(argv[2]) == group->rank()) std::_Exit(3);
+    // "probe fail 1 [STATUS]": that rank ends after joining.
+    if (argc > 2 && std::string(argv[1]) == "fail" && std::atoi(argv[2]) == group->rank()) {
+      std::exit(argc > 3 ? std::atoi(argv[3]) : 3);
+    }
     if (argc > 2) group->barrier();
     // "probe wait": each waits for a message of the next, which never comes.
     if (argc > 1 && std::string(argv[1]) == "wait")
