@@ -1,6 +1,7 @@
 #include "shm/laggards.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace lockstep::shm {
 

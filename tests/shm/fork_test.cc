@@ -2,6 +2,7 @@
 // ends, the parent's memory and the group stay as they are.
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <thread>

@@ -1,5 +1,6 @@
 // A rank is stopped in the middle of an all-reduce and goes on after the others have given up: what it still
 // writes does not reach memory that is theirs again.
+#include <atomic>
 #include <csignal>
 #include <fmt/format.h>
 #include <fstream>
