@@ -1,8 +1,8 @@
 // The collectives of a process group, each as an asynchronous call on its c10d backend.
 //
 // Every call does the same in the same order: refuse on a poisoned group, check the arguments, answer at once
-// in a world of one, hand a wire tensor to the backend. A tensor without elements takes part as any other: the
-// ranks' calls are matched by their order.
+// in a world of one, hand a wire tensor to the backend. A tensor without elements takes part as any other:
+// the ranks' calls are matched by their order.
 #pragma once
 
 #include <memory>
