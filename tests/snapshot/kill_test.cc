@@ -267,10 +267,26 @@ TEST_F(FailingWriter, DoesWithoutReservedSpaceWhereThereIsNone) {
   }
 }
 
-// True in a process that now has its own mounts, with a file system of this size at `path`.
+// Whether this process has mounts of its own now: as root, or as an ordinary user who is one among its own
+// users.
+bool has_own_mounts() {
+  if (::unshare(CLONE_NEWNS) == 0) return true;
+  const auto user = ::getuid();
+  const auto group = ::getgid();
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  // Without these, no file can be made: its owner would be nobody's. They belong to the user only if the
+  // process may be dumped.
+  ::prctl(PR_SET_DUMPABLE, 1);
+  const auto say = [](const char* file, const std::string& text) {
+    return static_cast<bool>(std::ofstream(file) << text << std::flush);
+  };
+  return say("/proc/self/setgroups", "deny") && say("/proc/self/uid_map", fmt::format("0 {} 1", user)) &&
+         say("/proc/self/gid_map", fmt::format("0 {} 1", group));
+}
+
+// True in a process that now has a file system of this size at `path`, which nobody else sees.
 bool mount_small(const fs::path& path, const char* options) {
-  const bool own = ::unshare(CLONE_NEWNS) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
-  return own && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+  return has_own_mounts() && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          ::mount("tmpfs", path.c_str(), "tmpfs", 0, options) == 0;
 }
 
