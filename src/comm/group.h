@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <lockstep/c10d.h>
@@ -32,11 +33,18 @@ struct ProcessGroup::Impl {
   using Native = comm::Native;
 
   ~Impl() {
+    // A forked child has neither the backend's threads, for which its destructor waits, nor a part in the
+    // store.
+    if (::getpid() != made_by) {
+      c10d.release();
+      return;
+    }
     if (store) store->forget(store_holders);
     // Gloo's destructor waits for its calls, and some may wait for ranks that have ended.
     if (poison && native == nullptr && c10d) comm::destroy_aside(std::move(c10d));
   }
 
+  const pid_t made_by = ::getpid();
   std::string name;     // for messages: "the default group", "group 2 of ranks 0, 3"
   std::string backend;  // "shm", "gloo"; "single" in a world of one
   int rank = 0;

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -228,6 +230,24 @@ TEST(GroupsOnGloo, ThreadsOfTheBackendTakeNoSigpipe) {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     EXPECT_GE(std::count_if(begin(tasks), end(tasks), blocks_sigpipe), 3);  // two that work, one that listens
     EXPECT_FALSE(blocks_sigpipe("/proc/thread-self"));
+    group.barrier();
+  });
+}
+
+TEST_P(Groups, AForkedChildMayDropThem) {
+  run_ranks(2, backend(), [](ProcessGroup& group) {
+    auto other = group.new_group({0, 1});
+    const pid_t child = ::fork();
+    if (child == 0) {
+      other.reset();
+      destroy_process_group();
+      ::_exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    // The parent's are as good as before.
+    other->barrier();
     group.barrier();
   });
 }
