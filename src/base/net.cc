@@ -161,6 +161,19 @@ Fd connect_to(const std::string& host, uint16_t port, Deadline deadline) {
                "stands between"}));
 }
 
+void prepare_for_messages(const Fd& socket) {
+  ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(socket.get(), level, option, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 9'000);
+}
+
 bool is_this_machine(const std::string& host) {
   std::string why;
   const auto targets = resolve(host, 0, SOCK_STREAM, why);

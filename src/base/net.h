@@ -21,6 +21,11 @@ uint16_t local_port(const Fd& socket);
 // Throws TimeoutError with the last reason.
 Fd connect_to(const std::string& host, uint16_t port, Deadline deadline);
 
+// For small messages, between which there may be silence. Non-blocking; what is written is sent at once; the
+// kernel asks the peer's whether the connection still exists, so that a machine that is gone is noticed
+// within 10 s. On a Unix socket only the first.
+void prepare_for_messages(const Fd& socket);
+
 // Whether `host` is this machine (in this network namespace): an address of one of its interfaces.
 bool is_this_machine(const std::string& host);
 // The address from which this machine reaches `host`, as text; empty when there is no route.

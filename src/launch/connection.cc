@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include "base/error_text.h"
+#include "base/net.h"
 
 namespace lockstep::launch {
 
@@ -19,17 +19,7 @@ using Clock = base::Deadline::Clock;
 }  // namespace
 
 Connection::Connection(base::Fd socket) : socket_(std::move(socket)), heard_at_(Clock::now()) {
-  ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
-  const auto set = [&](int level, int option, int value) {
-    ::setsockopt(socket_.get(), level, option, &value, sizeof value);
-  };
-  set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // Silence is normal until the job runs; these ask the peer's kernel whether the connection still exists.
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
+  base::prepare_for_messages(socket_);
 }
 
 void Connection::expect_word_every(std::chrono::milliseconds longest_silence) {

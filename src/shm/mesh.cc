@@ -16,6 +16,8 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "base/token.h"
+#include "base/unix_socket.h"
 #include "comm/rendezvous.h"
 #include "shm/epitaph.h"
 #include "shm/greeting.h"
@@ -174,13 +176,13 @@ class Mesh::Meeting {
   }
 
   void reach(int other) {
-    auto socket = make_socket();
-    const int result = connect_to(socket, partners_[other].introduction->socket_name);
+    auto socket = base::unix_socket(SOCK_SEQPACKET);
+    const int result = base::connect_unix(socket, partners_[other].introduction->socket_name);
     if (result == EAGAIN || result == EINTR) return;  // too many at its door; the next pass tries again
     if (result == ECONNREFUSED) lose(other, "it introduced itself, but does not listen any more");
     if (result != 0)
-      throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
-    if (const auto user = user_behind(socket); user != ::geteuid()) refuse_user(other, user);
+      base::throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
+    if (const auto user = base::user_behind(socket); user != ::geteuid()) refuse_user(other, user);
     mesh_.peers_[other].socket = std::move(socket);
   }
 
@@ -194,7 +196,7 @@ class Mesh::Meeting {
     if (error == EAGAIN || error == EINTR || error == ENOBUFS || error == ETOOMANYREFS) return;
     if (error == EPIPE || error == ECONNRESET) lose(other, "it closed the connection");
     if (error != 0)
-      throw_socket_error(fmt::format("cannot hand shared memory over to rank {}", other), error);
+      base::throw_socket_error(fmt::format("cannot hand shared memory over to rank {}", other), error);
     partners_[other].told = true;
   }
 
@@ -205,8 +207,8 @@ class Mesh::Meeting {
       base::Fd caller(::accept4(mesh_.listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!caller && (errno == EINTR || errno == ECONNABORTED)) continue;
       if (!caller && errno == EAGAIN) break;
-      if (!caller) throw_socket_error("cannot accept a connection from a Unix socket", errno);
-      if (const auto user = user_behind(caller); user != ::geteuid()) {
+      if (!caller) base::throw_socket_error("cannot accept a connection from a Unix socket", errno);
+      if (const auto user = base::user_behind(caller); user != ::geteuid()) {
         if (!std::exchange(warned_, true)) {
           base::log_warn("turned away a process of user {} from the socket of rank {}", user, rank_);
         }
@@ -252,7 +254,8 @@ class Mesh::Meeting {
   }
 
   void take_in(int other, base::Fd socket, base::Fd memfd) {
-    if (!memfd) throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
+    if (!memfd)
+      base::throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
     Peer& peer = mesh_.peers_[other];
     peer.socket = std::move(socket);
     peer.segment = Segment::attach(std::move(memfd));
@@ -333,12 +336,15 @@ class Mesh::Meeting {
 };
 
 Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> mine)
-    : store_(std::move(store)), rank_(rank), token_(random_letters()), peers_(world_size) {
+    : store_(std::move(store)), rank_(rank), token_(base::make_nonce()), peers_(world_size) {
   // Before the socket: where descriptors are short, this must not mistake the machine for another one.
   peers_[rank].facts = comm::facts_of_this_process(rank, world_size);
   peers_[rank].segment = std::move(mine);
-  const auto name = "lockstep-" + random_letters();
-  listener_ = listen_at(name, world_size + kStrangersAtOnce);
+  const auto name = "lockstep-" + base::make_nonce();
+  listener_ = base::unix_socket(SOCK_SEQPACKET);
+  if (const int error = base::listen_unix(listener_, name, world_size + kStrangersAtOnce); error != 0) {
+    base::throw_socket_error("cannot listen on a Unix socket", error);
+  }
   introduce(*store_,
             {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }

@@ -1,7 +1,6 @@
 // Where a store is reached: a Unix socket on one machine, a TCP port between machines.
 //
-// The Unix socket's name lies in the abstract namespace: nothing appears in a file system, nothing is left
-// behind. The kernel says who stands at its other end, and only this process's own user is let in.
+// At a Unix socket only this process's own user is let in.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +29,6 @@ base::Fd listen_at(const Address& address);
 base::Fd connect_to(const Address& address, base::Deadline deadline);
 
 // Whether whoever called may be heard at all. On TCP everybody may; there the token decides.
-bool is_own_user(const base::Fd& socket);
-
-// For small messages in both directions. A peer whose machine or network is gone is noticed within 10 s.
-void prepare(const base::Fd& socket);
+bool is_own_user(const base::Fd& socket) noexcept;
 
 }  // namespace lockstep::store

@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/net.h"
 #include "store/protocol.h"
 
 namespace lockstep::store {
@@ -109,7 +110,7 @@ base::Fd admitted_socket(const Address& address, const base::Token& token, int r
   std::string why;
   for (;;) {
     auto socket = connect_to(address, deadline);
-    prepare(socket);
+    base::prepare_for_messages(socket);
     if (shake_hands(socket, address, token, rank, deadline, incoming, &why)) return socket;
     if (deadline.expired()) {
       throw TimeoutError(

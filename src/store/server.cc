@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "base/deadline.h"
+#include "base/net.h"
 #include "store/address.h"
 #include "store/forked.h"
 #include "store/service.h"
@@ -112,7 +113,7 @@ class Server::Loop : public ClosedAfterFork {
           return;
         }
         if (!is_own_user(socket)) continue;
-        prepare(socket);
+        base::prepare_for_messages(socket);
         const auto lock = no_forks();
         links_.push_back({.socket = std::move(socket), .caller = service_.add()});
       }
