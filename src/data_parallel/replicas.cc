@@ -1,6 +1,7 @@
 #include "data_parallel/replicas.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <typeinfo>
 #include <utility>
 

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <fstream>
 #include <functional>
 #include <poll.h>
