@@ -193,7 +193,9 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   const bool closed =
       mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"});
   const bool timed_out = mentions(message, {"Timed out", "timed out", "timeout"});
-  const auto ended = find_ended(group, closed ? kDeathMoment : 0ms);
+  auto ended = find_ended(group, closed ? kDeathMoment : 0ms);
+  // A rank that has waited as long as this one for a stopped rank may have ended by now.
+  if (timed_out && group.watch && !group.watch->stopped().empty()) ended.clear();
   if (const auto failure = find_failure(group)) {
     const auto end_of_kind = failure->text.find('\n');
     kind = failure->text.substr(0, end_of_kind);

@@ -41,6 +41,12 @@ KeyStorePtr KeyStore::until(base::Deadline deadline) const {
   return same;
 }
 
+KeyStorePtr KeyStore::for_backend(base::Deadline deadline) const {
+  auto part = under("c10d")->until(deadline);
+  part->watched_ = true;
+  return part;
+}
+
 c10::intrusive_ptr<c10d::Store> KeyStore::copy() const { return c10::make_intrusive<KeyStore>(*this); }
 
 base::Deadline KeyStore::deadline_within(std::chrono::milliseconds timeout) const {
@@ -54,23 +60,36 @@ std::vector<std::string> KeyStore::whole(const std::vector<std::string>& keys) c
   return names;
 }
 
-std::vector<std::string> KeyStore::get_all(const std::vector<std::string>& keys, base::Deadline deadline) {
-  const auto names = whole(keys);
-  return values_->get(names, deadline, [&] {
-    const auto lost = ended(store::Ending::Lost);
-    // What a rank has written before it ended is there.
-    if (lost.empty() || values_->check(names, deadline)) return;
-    throw PeerLostError(
-        base::compose({.what = fmt::format("rank {} has ended", lost.front().rank),
-                       .evidence = fmt::format("while this rank waited for \"{}\"", keys.front()),
-                       .hint = "look at the output of that rank: it ended first"}),
-        {lost.front().rank});
-  });
+void KeyStore::refuse_if_lost(const std::string& key) const {
+  const auto lost = ended(store::Ending::Lost);
+  if (lost.empty()) return;
+  throw PeerLostError(base::compose({.what = fmt::format("rank {} has ended", lost.front().rank),
+                                     .evidence = fmt::format("this rank asked the store for \"{}\"", key),
+                                     .hint = "look at the output of that rank: it ended first"}),
+                      {lost.front().rank});
 }
 
-void KeyStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  values_->set(prefix_ + key, text_of(value), deadline());
+// The host of the store may have ended because of another rank, which ended first.
+template <class Call>
+auto KeyStore::asked(const std::string& key, Call&& call) const {
+  try {
+    return call();
+  } catch (const PeerLostError&) {
+    refuse_if_lost(key);
+    throw;
+  }
 }
+
+std::vector<std::string> KeyStore::get_all(const std::vector<std::string>& keys, base::Deadline deadline) {
+  const auto names = whole(keys);
+  const auto give_up = [&] {
+    // What a rank has written before it ended is there.
+    if (!ended(store::Ending::Lost).empty() && !values_->check(names, deadline)) refuse_if_lost(keys.front());
+  };
+  return asked(keys.front(), [&] { return values_->get(names, deadline, give_up); });
+}
+
+void KeyStore::set(const std::string& key, const std::vector<uint8_t>& value) { write(key, text_of(value)); }
 
 std::vector<uint8_t> KeyStore::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                           const std::vector<uint8_t>& wanted) {
@@ -82,12 +101,16 @@ std::vector<uint8_t> KeyStore::get(const std::string& key) {
 }
 
 int64_t KeyStore::add(const std::string& key, int64_t amount) {
-  return values_->add(prefix_ + key, amount, deadline());
+  return asked(key, [&] { return values_->add(prefix_ + key, amount, deadline()); });
 }
 
 bool KeyStore::deleteKey(const std::string& key) { return values_->erase(prefix_ + key, deadline()); }
 
-bool KeyStore::check(const std::vector<std::string>& keys) { return values_->check(whole(keys), deadline()); }
+bool KeyStore::check(const std::vector<std::string>& keys) {
+  const bool there = asked(keys.front(), [&] { return values_->check(whole(keys), deadline()); });
+  if (!there && watched_) refuse_if_lost(keys.front());
+  return there;
+}
 
 int64_t KeyStore::getNumKeys() { return values_->count(deadline()); }
 
@@ -98,7 +121,7 @@ void KeyStore::wait(const std::vector<std::string>& keys, const std::chrono::mil
 }
 
 void KeyStore::write(const std::string& key, const std::string& value) {
-  values_->set(prefix_ + key, value, deadline());
+  asked(key, [&] { values_->set(prefix_ + key, value, deadline()); });
 }
 
 std::optional<std::string> KeyStore::look(const std::string& key) {

@@ -31,6 +31,9 @@ class KeyStore final : public compat::Store {
   KeyStorePtr under(const std::string& name, const std::vector<int>& ranks) const;
   // The same keys; every call ends at the deadline, however many there are.
   KeyStorePtr until(base::Deadline deadline) const;
+  // Keys of its own, with which a backend's ranks connect. A check for what is not there throws, too, when a
+  // rank of the group is lost: backends ask again and again.
+  KeyStorePtr for_backend(base::Deadline deadline) const;
 
   // c10d's interface.
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
@@ -68,6 +71,9 @@ class KeyStore final : public compat::Store {
 
  private:
   c10::intrusive_ptr<c10d::Store> copy() const override;
+  void refuse_if_lost(const std::string& key) const;
+  template <class Call>
+  auto asked(const std::string& key, Call&& call) const;
   base::Deadline deadline() const { return deadline_within(timeout_); }
   base::Deadline deadline_within(std::chrono::milliseconds timeout) const;
   std::vector<std::string> whole(const std::vector<std::string>& keys) const;
@@ -77,6 +83,7 @@ class KeyStore final : public compat::Store {
   std::string prefix_;        // ends with a slash, so that none is the beginning of another
   std::vector<int> members_;  // the job's numbers of the group's ranks; empty: they are the same
   std::optional<base::Deadline> until_;
+  bool watched_ = false;  // see for_backend()
 };
 
 }  // namespace lockstep::comm

@@ -53,14 +53,9 @@ std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
   return std::make_shared<ProcessGroup>(std::move(impl));
 }
 
-// Where a backend's ranks connect.
-KeyStorePtr backend_store(const ProcessGroup::Impl& group, base::Deadline deadline) {
-  return group.store->under("c10d")->until(deadline);
-}
-
 void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
   try {
-    auto endpoint = std::make_shared<shm::Endpoint>(backend_store(group, deadline), group.rank,
+    auto endpoint = std::make_shared<shm::Endpoint>(group.store->for_backend(deadline), group.rank,
                                                     group.world_size, group.timeout, group.name);
     endpoint->connect();
     auto backend = c10::make_intrusive<shm::Backend>(std::move(endpoint));
@@ -75,7 +70,7 @@ void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
   const auto address = own_address(group.rank, group.ranks);
   try {
     // Gloo connects to one peer after the other, and has a timeout for each.
-    auto connecting = base::run_aside([store = backend_store(group, deadline), rank = group.rank,
+    auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
                                        world_size = group.world_size, timeout = group.timeout, address] {
       auto gloo = compat::make_gloo(store, rank, world_size, timeout, address);
       // Gloo takes a peer for connected when the kernel does. A rank that left now would close connections

@@ -48,6 +48,8 @@ template <class Question>
 auto ask_store(const comm::RankFacts& asker, Question&& question) {
   try {
     return question();
+  } catch (const Error&) {
+    throw;  // lockstep's own store says it better
   } catch (const std::exception& error) {
     throw PeerLostError(base::compose(
         {.what = "the store where the ranks meet is gone",

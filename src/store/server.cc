@@ -54,7 +54,9 @@ class Server::Loop : public ClosedAfterFork {
       for (auto& link : links_) receive(link);
       turn_out_strangers();
       service_.answer_waiting();
-      for (auto& link : links_) send(link);
+      // This process's own client, which came first, is told last: it may be about to end, and the server
+      // with it.
+      for (auto link = links_.rbegin(); link != links_.rend(); ++link) send(*link);
       hang_up();
     }
   }
