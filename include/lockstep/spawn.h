@@ -11,7 +11,8 @@ namespace lockstep {
 //
 // The first rank that fails is the one reported: its error is thrown again here (same class for lockstep's
 // errors, Error for others, PeerLostError when it was killed or called exit), and the other ranks are
-// stopped. When it failed because another rank left early or did not answer, the message begins with that one.
+// stopped. When it failed because another rank left early or did not answer, the message begins with that
+// one.
 //
 // The ranks share a random token of their own (LOCKSTEP_TOKEN), and may open as many files as the hard limit
 // allows, up to 65536.
