@@ -245,8 +245,14 @@ TEST_P(RankZero, MayStopOrDieAtAnyPointOfInit) {
         << outcomes[rank].describe();
     everything += outcomes[rank].output;
   }
-  // One of them may have waited for the other, which gave up first.
   EXPECT_THAT(everything, HasSubstr("rank 0"));
+  // With rank 0 stopped, one of them may have waited for the other, which gave up first. A death is known to
+  // each.
+  for (const int rank : {1, 2}) {
+    if (signal == SIGKILL) {
+      EXPECT_THAT(outcomes[rank].output, HasSubstr("rank 0")) << outcomes[rank].describe();
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Init, RankZero,
