@@ -102,6 +102,17 @@ Placement placement_of(int rank, const std::vector<RankFacts>& ranks) {
   return placement;
 }
 
+bool is_stopped(int pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  // The name before the state may hold anything, parentheses and blanks among it.
+  const auto name_end = line.rfind(") ");
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
+  const char state = line[name_end + 2];
+  return state == 'T' || state == 't';
+}
+
 PeerWatch::PeerWatch(int rank, const std::vector<RankFacts>& ranks) {
   for (int other = 0; other < static_cast<int>(ranks.size()); ++other) {
     if (other == rank || ranks[other].machine != ranks[rank].machine ||
@@ -117,14 +128,7 @@ PeerWatch::PeerWatch(int rank, const std::vector<RankFacts>& ranks) {
 std::vector<int> PeerWatch::stopped() const {
   std::vector<int> ranks;
   for (const auto& peer : watched_) {
-    std::ifstream file(fmt::format("/proc/{}/stat", peer.pid));
-    std::string line;
-    std::getline(file, line);
-    // The name before the state may hold anything, parentheses and blanks among it.
-    const auto name_end = line.rfind(") ");
-    if (name_end == std::string::npos || name_end + 2 >= line.size()) continue;
-    const char state = line[name_end + 2];
-    if (state == 'T' || state == 't') ranks.push_back(peer.rank);
+    if (is_stopped(peer.pid)) ranks.push_back(peer.rank);
   }
   return ranks;
 }

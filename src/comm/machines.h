@@ -43,6 +43,9 @@ struct Placement {
 // Machines are numbered in the order of their lowest rank.
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks);
 
+// Whether a process of this machine is alive and does not run: stopped by a signal or a debugger.
+bool is_stopped(int pid);
+
 // Watches the processes of this machine through descriptors, which, unlike numbers, never come to mean
 // another process.
 class PeerWatch {
@@ -52,7 +55,6 @@ class PeerWatch {
   // The ranks of this machine that have ended, after giving a death that is just happening a moment to be
   // seen.
   std::vector<int> gone(std::chrono::milliseconds moment) const;
-  // Those that are alive and do not run: stopped by a signal or a debugger.
   std::vector<int> stopped() const;
 
  private:

@@ -157,8 +157,33 @@ class Mesh::Meeting {
          .hint = "start all ranks as one user, or use the backend gloo"}));
   }
 
+  // Ranks that have introduced themselves and do not run. They hold everybody up, rank 0 even those who want
+  // nothing of it: it hosts the store.
+  std::vector<int> stopped() const {
+    return ranks_where([&](int other) {
+      return partners_[other].introduction && comm::is_stopped(mesh_.peers_[other].facts.pid);
+    });
+  }
+  std::string describe(const std::vector<int>& ranks) const {
+    std::string text;
+    for (const int rank : ranks) {
+      text += fmt::format("{}{}", text.empty() ? "" : ", ", mesh_.peers_[rank].facts.describe());
+    }
+    return text;
+  }
+
   [[noreturn]] void lose(int other, const std::string& evidence) const {
     const auto epitaph = mesh_.epitaph(other);
+    // A rank that gave up waiting for a stopped one is not what is wrong.
+    if (const auto culprits = stopped(); !culprits.empty()) {
+      throw TimeoutError(base::compose({.what = "not all ranks of the group connected",
+                                        .where = where_is(rank_, world_size_),
+                                        .evidence = fmt::format("stopped: {}; {} {}", describe(culprits),
+                                                                mesh_.peers_[other].facts.describe(),
+                                                                epitaph.empty() ? "gave up" : epitaph),
+                                        .hint = "continue the stopped rank (kill -CONT) or end the job"}),
+                         culprits);
+    }
     throw PeerLostError(base::compose({.what = fmt::format("{} was lost while the ranks connected",
                                                            mesh_.peers_[other].facts.describe()),
                                        .where = where_is(rank_, world_size_),
@@ -295,12 +320,19 @@ class Mesh::Meeting {
       silent +=
           fmt::format("; {} introduced itself, but is not connected", mesh_.peers_[other].facts.describe());
     }
-    throw TimeoutError(base::compose(
-        {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
-                             static_cast<double>(deadline_.budget().count()) / 1000.0),
-         .where = where_is(rank_, world_size_),
-         .evidence = fmt::format("missing: rank {}{}", comm::describe_ranks(unfinished()), silent),
-         .hint = "look at the output of the missing ranks; a slow start needs a longer timeout"}));
+    const auto culprits = stopped();
+    throw TimeoutError(
+        base::compose(
+            {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
+                                 static_cast<double>(deadline_.budget().count()) / 1000.0),
+             .where = where_is(rank_, world_size_),
+             .evidence = culprits.empty()
+                             ? fmt::format("missing: rank {}{}", comm::describe_ranks(unfinished()), silent)
+                             : fmt::format("stopped: {}", describe(culprits)),
+             .hint = culprits.empty()
+                         ? "look at the output of the missing ranks; a slow start needs a longer timeout"
+                         : "continue the stopped rank (kill -CONT) or end the job"}),
+        culprits.empty() ? unfinished() : culprits);
   }
 
   void sleep() {

@@ -237,21 +237,12 @@ TEST_P(RankZero, MayStopOrDieAtAnyPointOfInit) {
                                       group->barrier();
                                     },
                                     {.deadline = 20s});
-  std::string everything;
   for (const int rank : {1, 2}) {
     EXPECT_FALSE(outcomes[rank].hung) << outcomes[rank].describe();
     EXPECT_EQ(outcomes[rank].exit_status, 1) << outcomes[rank].describe();
     EXPECT_THAT(outcomes[rank].output, AnyOf(HasSubstr("PeerLostError: "), HasSubstr("TimeoutError: ")))
         << outcomes[rank].describe();
-    everything += outcomes[rank].output;
-  }
-  EXPECT_THAT(everything, HasSubstr("rank 0"));
-  // With rank 0 stopped, one of them may have waited for the other, which gave up first. A death is known to
-  // each.
-  for (const int rank : {1, 2}) {
-    if (signal == SIGKILL) {
-      EXPECT_THAT(outcomes[rank].output, HasSubstr("rank 0")) << outcomes[rank].describe();
-    }
+    EXPECT_THAT(outcomes[rank].output, HasSubstr("rank 0")) << outcomes[rank].describe();
   }
 }
 
