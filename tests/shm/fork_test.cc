@@ -74,7 +74,7 @@ TEST(ForkInDetail, AChildCannotUseTheGroup) {
     in_forked_child([&] {
       auto mine = tensor;
       EXPECT_THROW(group.all_reduce(mine), UsageError);
-      EXPECT_THROW(group.all_reduce_async(mine), UsageError);
+      EXPECT_THROW((void)group.all_reduce_async(mine), UsageError);
       EXPECT_THROW(group.send(mine, 1 - group.rank()), UsageError);
       EXPECT_THROW(group.barrier(), UsageError);
       EXPECT_THROW(group.empty({10}, at::kFloat), UsageError);
