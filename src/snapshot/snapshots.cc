@@ -115,7 +115,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
   under_way = true;
   if (impl_->leads()) {
     writing = snapshot::BackgroundTask::start([&] {
-      if (options.async) document = snapshot::copy_of(document);
+      if (impl_->options.async) document = snapshot::copy_of(document);
       return [document = std::move(document), impl = impl_.get()] {
         impl->directory.check_lock();
         snapshot::write_file(document, impl->directory.next());

@@ -221,7 +221,9 @@ TEST_P(OtherGroups, ADeathBetweenMeetingAndConnectingIsKnown) {
 class RankZero : public ::testing::TestWithParam<std::tuple<std::string, int, int>> {};
 
 TEST_P(RankZero, MayStopOrDieAtAnyPointOfInit) {
-  const auto [backend, signal, delay_ms] = GetParam();
+  const auto backend = std::get<0>(GetParam());
+  const int signal = std::get<1>(GetParam());
+  const int delay_ms = std::get<2>(GetParam());
   const auto outcomes = start_ranks(3,
                                     [=](int rank) {
                                       std::thread([=] {
