@@ -132,6 +132,13 @@ std::vector<std::pair<std::string, std::string>> environment_of(const Plan& plan
   if (plan.threads > 0 && !is_set("OMP_NUM_THREADS")) {
     variables.emplace_back("OMP_NUM_THREADS", std::to_string(plan.threads));
   }
+  // A pool without work gives its cores up: to the other pool, and to whatever else runs on this machine.
+  if (plan.threads > 1) {
+    if (!is_set("OMP_WAIT_POLICY") && !is_set("GOMP_SPINCOUNT")) {
+      variables.emplace_back("OMP_WAIT_POLICY", "passive");
+    }
+    if (!is_set("OPENBLAS_THREAD_TIMEOUT")) variables.emplace_back("OPENBLAS_THREAD_TIMEOUT", "16");
+  }
   if (plan.keep_heap) {
     for (auto& variable : heap_environment()) variables.push_back(std::move(variable));
   }

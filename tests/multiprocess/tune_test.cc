@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "support/run_ranks.h"
+#include "tuning/blas.h"
 #include "tuning/plan.h"
 #include "tuning/topology.h"
 
@@ -19,20 +20,45 @@ Environment without_settings() {
 TEST(Tune, RanksOfOneMachineShareItsCores) {
   const auto machine = tuning::read_topology(tuning::affinity_of());
   if (machine.cpus.size() < 2) GTEST_SKIP() << "nothing to share on one CPU";
-  expect_success(start_ranks(2,
-                             [&](int rank) {
-                               const auto group = init_process_group({.timeout = 20s});
-                               const auto mine = tuning::affinity_of();
-                               auto mask = at::zeros({1024}, at::kInt);
-                               for (const int cpu : mine) mask[cpu] = 1;
-                               group->all_reduce(mask);
-                               EXPECT_EQ(mask.max().item<int>(), 1)
-                                   << "rank " << rank << " shares a CPU with another";
-                               EXPECT_EQ(mask.sum().item<int>(), static_cast<int>(machine.cpus.size()))
-                                   << "a CPU is not used";
-                               EXPECT_EQ(at::get_num_threads(), std::max(1, machine.usable_cores() / 2));
+  expect_success(start_ranks(
+      2,
+      [&](int rank) {
+        const auto group = init_process_group({.timeout = 20s});
+        const auto mine = tuning::affinity_of();
+        auto mask = at::zeros({1024}, at::kInt);
+        for (const int cpu : mine) mask[cpu] = 1;
+        group->all_reduce(mask);
+        EXPECT_EQ(mask.max().item<int>(), 1) << "rank " << rank << " shares a CPU with another";
+        EXPECT_EQ(mask.sum().item<int>(), static_cast<int>(machine.cpus.size())) << "a CPU is not used";
+        EXPECT_LE(at::get_num_threads(), std::max(1, machine.usable_cores() / 2));
+        EXPECT_LE(tuning::loaded_blas().threads.value_or(1), std::max(1, machine.usable_cores() / 2));
+      },
+      {.environment = [](int) { return without_settings(); }}));
+}
+
+// What a program had before it was ported is what its author chose, or what LibTorch found best.
+TEST(Tune, AWorldOfOneKeepsItsThreads) {
+  expect_success(start_ranks(1,
+                             [&](int) {
+                               const int threads = at::get_num_threads();
+                               const auto blas = tuning::loaded_blas().threads;
+                               init_process_group({.timeout = 20s});
+                               EXPECT_EQ(at::get_num_threads(), threads);
+                               EXPECT_EQ(tuning::loaded_blas().threads, blas);
                              },
                              {.environment = [](int) { return without_settings(); }}));
+}
+
+TEST(Tune, ThreadsAreRaisedOnlyWhenTheUserAsks) {
+  expect_success(start_ranks(1,
+                             [&](int) {
+                               at::set_num_threads(1);
+                               init_process_group({.timeout = 20s});
+                               EXPECT_EQ(at::get_num_threads(), 2);
+                             },
+                             {.environment = [](int) {
+                               return Environment{{"OMP_NUM_THREADS", ""}, {"LOCKSTEP_THREADS", "2"}};
+                             }}));
 }
 
 TEST(Tune, WhatTheUserSetsStays) {

@@ -123,6 +123,9 @@ class TuningPlan : public ::testing::Test {
   ScopedEnv places_{"OMP_PLACES", std::nullopt};
   ScopedEnv gomp_{"GOMP_CPU_AFFINITY", std::nullopt};
   ScopedEnv kmp_{"KMP_AFFINITY", std::nullopt};
+  ScopedEnv policy_{"OMP_WAIT_POLICY", std::nullopt};
+  ScopedEnv spin_{"GOMP_SPINCOUNT", std::nullopt};
+  ScopedEnv timeout_{"OPENBLAS_THREAD_TIMEOUT", std::nullopt};
   ScopedEnv mmap_{"MALLOC_MMAP_MAX_", std::nullopt};
   ScopedEnv trim_{"MALLOC_TRIM_THRESHOLD_", std::nullopt};
   ScopedEnv threshold_{"MALLOC_MMAP_THRESHOLD_", std::nullopt};
@@ -456,10 +459,25 @@ std::map<std::string, std::string> as_map(const std::vector<std::pair<std::strin
 TEST_F(TuningPlan, EnvironmentCarriesThePlan) {
   const auto variables = as_map(environment_of({.cpus = {2, 3}, .threads = 2, .keep_heap = true}));
   EXPECT_EQ(variables.at("OMP_NUM_THREADS"), "2");
+  EXPECT_EQ(variables.at("OMP_WAIT_POLICY"), "passive");
+  EXPECT_EQ(variables.at("OPENBLAS_THREAD_TIMEOUT"), "16");
   EXPECT_EQ(variables.at("MALLOC_MMAP_MAX_"), "0");
   EXPECT_TRUE(variables.count("MALLOC_TRIM_THRESHOLD_"));
   EXPECT_EQ(variables.at("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1");
   EXPECT_TRUE(environment_of({}).empty());
+}
+
+TEST_F(TuningPlan, EnvironmentOfOneThreadSaysNothingOfWaiting) {
+  const auto variables = as_map(environment_of({.threads = 1}));
+  EXPECT_FALSE(variables.count("OMP_WAIT_POLICY"));
+  EXPECT_FALSE(variables.count("OPENBLAS_THREAD_TIMEOUT"));
+}
+
+TEST_F(TuningPlan, EnvironmentLeavesTheUsersWayOfWaitingAlone) {
+  const ScopedEnv policy("OMP_WAIT_POLICY", "active"), timeout("OPENBLAS_THREAD_TIMEOUT", "20");
+  const auto variables = as_map(environment_of({.threads = 2}));
+  EXPECT_FALSE(variables.count("OMP_WAIT_POLICY"));
+  EXPECT_FALSE(variables.count("OPENBLAS_THREAD_TIMEOUT"));
 }
 
 TEST_F(TuningPlan, EnvironmentLeavesTheUsersVariablesAlone) {
