@@ -9,7 +9,7 @@ def competitors(count):
     running = []
     try:
         for _ in range(count):
-            running.append(subprocess.Popen(["sh", "-c", "while :; do :; done"]))
+            running.append(subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True))
         yield
     finally:
         for process in running:
