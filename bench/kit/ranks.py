@@ -55,7 +55,9 @@ def run_ranks(command, world, seconds, env=None, cpus=None):
                               for stream in ("out", "err")])
                 about = clean_environment(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world,
                                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **(env or {}))
+                # In a session of its own, as lockstep run and torchrun start it: to the kernel a job by itself.
                 ranks.append(subprocess.Popen(command, stdout=files[-1][0], stderr=files[-1][1], env=about,
+                                              start_new_session=True,
                                               preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None))
             why = wait_for(ranks, seconds)
         except OSError as error:

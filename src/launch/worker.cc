@@ -66,7 +66,9 @@ struct ChildPlan {
 };
 
 [[noreturn]] void become_worker(const ChildPlan& plan) {
-  ::setpgid(0, 0);
+  // A process group, for signals, and a session of its own: with autogroups on, the kernel divides the CPUs
+  // among sessions, and ranks in one session would together get what any other job gets.
+  ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // Had the agent died before that call, nobody would send the signal.
   if (::getppid() != plan.agent) ::_exit(1);
@@ -123,8 +125,8 @@ WorkerProcess start_worker(const WorkerSpec& spec, const Signals& signals) {
   const pid_t pid = ::fork();
   if (pid < 0) refuse(spec.path, errno);
   if (pid == 0) become_worker(plan);
-  ::setpgid(pid, pid);  // on both sides, so that the group exists for whoever comes first
 
+  // Closed by exec, so the process group exists when this has been read.
   failed.write.reset();
   int error_number = 0;
   ssize_t got = 0;

@@ -36,7 +36,9 @@ constexpr int kHastyTries = 3;  // the first ones, for news that is on its way
 constexpr auto kShortNap = 200us;
 constexpr auto kLongNap = 800us;
 constexpr int kNapsBeforeRest = 64;
-// How long it leaves calls to threads that come by.
+// How long it leaves calls to threads that come by. Then it naps as long, too: every time that it wakes it
+// takes the CPU from a thread that computes, its own rank's or another job's, and keeps the kernel from
+// giving that time to the rank that is waited for.
 constexpr auto kInlineNap = 5ms;
 
 // That the ranks may use.
@@ -485,7 +487,9 @@ bool Endpoint::conclude(Lock& lock) {
 }
 
 void Endpoint::attend(Lock& lock) {
-  auto nap = kShortNap;
+  const std::chrono::microseconds short_nap = inline_ ? kInlineNap : kShortNap;
+  const std::chrono::microseconds long_nap = inline_ ? kInlineNap : kLongNap;
+  auto nap = short_nap;
   int naps = 0;
   uint64_t seen = 0;
   for (;;) {
@@ -499,19 +503,19 @@ void Endpoint::attend(Lock& lock) {
       seen = attended_;
       attendant_.wait_for(lock, kInlineNap);
     } else if (!idle() && waiting_ == 0) {
-      nap = kShortNap;
+      nap = short_nap;
       if (progress()) continue;
       doze(lock);
       naps = 0;
     } else if (naps < kNapsBeforeRest || !idle()) {
       attendant_.wait_for(lock, nap);
-      nap = std::min<std::chrono::microseconds>(2 * nap, kLongNap);
+      nap = std::min(2 * nap, long_nap);
       ++naps;
     } else {
       attendant_rests_ = true;
       attendant_.wait(lock, [&] { return !idle() || retired_ || !to_conclude_.empty(); });
       attendant_rests_ = false;
-      nap = kShortNap;
+      nap = short_nap;
       naps = 0;
     }
   }

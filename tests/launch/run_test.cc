@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -67,6 +68,21 @@ TEST_F(RunTest, EachWorkerGetsTorchrunsEnvironment) {
     EXPECT_NE(value(out, rank, "LOCKSTEP_NOTE_FD"), "(unset)");
   }
   EXPECT_GT(std::stoi(value(out, 0, "MASTER_PORT")), 0);
+}
+
+// The kernel's autogroups divide the CPUs among sessions.
+TEST_F(RunTest, EachWorkerHasASessionOfItsOwn) {
+  auto job =
+      run({"--nproc-per-node", "2", "sh", "-c", "echo pid=$$; read -r stat </proc/$$/stat; echo stat=$stat"});
+  ASSERT_EQ(job->wait(), 0) << job->err();
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto pid = value(job->out(), rank, "pid");
+    // pid (name) state parent group session …
+    std::istringstream stat(value(job->out(), rank, "stat"));
+    std::string field;
+    for (int i = 0; i < 6; ++i) stat >> field;
+    EXPECT_EQ(field, pid) << job->out();
+  }
 }
 
 TEST_F(RunTest, WhatTheUserHasSetStays) {
