@@ -1,4 +1,6 @@
 // seed_everything.
+#include "train/seed.h"
+
 #include <cstdlib>
 
 #include <ATen/Context.h>
@@ -28,12 +30,14 @@ uint32_t permute31(uint32_t number) {
   return number ^ (number >> 16);
 }
 
+}  // namespace
+
 // Rank 0 has the seed itself, so that a world of one draws what the plain program draws.
 //
 // LibTorch's CPU generator looks at the lower 32 bits only. Among that few, plain hashes of a thousand ranks
 // would meet once in ten thousand seeds; a permutation never does. The highest of the 32 is the seed's
 // turned over: no other rank meets rank 0, nor rank 0 of a run with another small seed.
-uint64_t seed_of(uint64_t seed, int rank) {
+uint64_t train::seed_of(uint64_t seed, int rank) {
   if (rank == 0) return seed;
   const uint64_t mixed = splitmix64(seed);
   const auto low = permute31(static_cast<uint32_t>(mixed) + static_cast<uint32_t>(rank));
@@ -41,10 +45,8 @@ uint64_t seed_of(uint64_t seed, int rank) {
   return (mixed & 0xffffffff00000000U) | high_bit | low;
 }
 
-}  // namespace
-
 uint64_t seed_everything(uint64_t seed, const ProcessGroup& group, Seeds seeds) {
-  const uint64_t mine = seeds == Seeds::Same ? seed : seed_of(seed, group.rank());
+  const uint64_t mine = seeds == Seeds::Same ? seed : train::seed_of(seed, group.rank());
   at::manual_seed(mine);
   std::srand(static_cast<unsigned>(mine));
   return mine;
