@@ -1,5 +1,5 @@
-// The small things that a training loop needs: clipping, seeds; and through the headers below, metrics and
-// decisions over all ranks, schedules of the learning rate and a progress bar.
+// The small things that a training loop needs: the rule for the learning rate, clipping, seeds; and through
+// the headers below, metrics and decisions over all ranks, schedules and a progress bar.
 #pragma once
 
 #include <cstdint>

@@ -20,6 +20,8 @@ using nlohmann::json;
 
 namespace {
 
+constexpr const char* kRate = "lr of group ";
+
 // "lr of group 0 of the optimizer 'optimizer' is 0.1 on rank 0, and 0.2 on ranks 1, 2"
 std::string difference_in(const std::string& what, const std::vector<Settings>& by_rank) {
   std::map<std::string, std::vector<size_t>> ranks_with;
@@ -59,6 +61,25 @@ std::string differences_between(const std::vector<Settings>& by_rank) {
 }
 
 }  // namespace
+
+void warn_of_other_rates(const std::vector<SnapshotPart>& parts, const Settings& before) {
+  for (const auto& part : parts) {
+    if (std::holds_alternative<AnyScheduler>(part.thing())) return;
+  }
+  const auto after = settings_of(parts);
+  for (const auto& [what, rate] : before) {
+    const auto now = after.find(what);
+    if (!what.starts_with(kRate) || now == after.end() || now->second == rate) continue;
+    base::log_warn(
+        "{}",
+        base::compose({.what = fmt::format("the {} is the snapshot's", base::printable(what)),
+                       .evidence = fmt::format("{}; the program made it with {}", now->second, rate),
+                       .hint = "give the scheduler to save() and resume(), too, or it begins at its "
+                               "first step: resume(model, optimizer, scheduler). Nothing is wrong if the "
+                               "program sets the rate of every step itself"}));
+    return;
+  }
+}
 
 Settings settings_of(const std::vector<SnapshotPart>& parts) {
   Settings all;

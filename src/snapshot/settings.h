@@ -21,4 +21,8 @@ int64_t digest_of(const Settings& settings);
 // All ranks call it, when they know that their settings differ; rank 0 warns, naming what differs where.
 void warn_of_differences(ProcessGroup& group, const Settings& mine);
 
+// Warns when the snapshot gave an optimizer another learning rate than the program did, and no scheduler was
+// resumed: one that the program forgot to give would begin anew.
+void warn_of_other_rates(const std::vector<SnapshotPart>& parts, const Settings& before);
+
 }  // namespace lockstep::snapshot

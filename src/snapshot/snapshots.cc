@@ -54,8 +54,10 @@ struct Snapshots::Impl {
 
   bool leads() const { return group->rank() == 0; }
   void wait();
-  // Runs `mine` on all ranks, as snapshot::agree, and warns when their optimizers differ.
-  void agree_with_settings(const std::vector<SnapshotPart>& parts, const std::function<void()>& mine);
+  // Runs `mine` on all ranks, as snapshot::agree, and warns when their optimizers differ. Returns this rank's
+  // settings.
+  snapshot::Settings agree_with_settings(const std::vector<SnapshotPart>& parts,
+                                         const std::function<void()>& mine);
 
   snapshot::Directory directory;
   const std::shared_ptr<ProcessGroup> group;
@@ -70,8 +72,8 @@ void Snapshots::Impl::wait() {
   snapshot::await_on_all(*group, writing);
 }
 
-void Snapshots::Impl::agree_with_settings(const std::vector<SnapshotPart>& parts,
-                                          const std::function<void()>& mine) {
+snapshot::Settings Snapshots::Impl::agree_with_settings(const std::vector<SnapshotPart>& parts,
+                                                        const std::function<void()>& mine) {
   snapshot::Settings settings;
   const bool alike = snapshot::agree_and_compare(*group, [&] {
     mine();
@@ -79,6 +81,7 @@ void Snapshots::Impl::agree_with_settings(const std::vector<SnapshotPart>& parts
     return snapshot::digest_of(settings);
   });
   if (!std::exchange(warned, !alike) && !alike) snapshot::warn_of_differences(*group, settings);
+  return settings;
 }
 
 Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGroup> group,
@@ -144,7 +147,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
 Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   impl_->wait();
   auto& group = *impl_->group;
-  impl_->agree_with_settings(parts, [] {});
+  const auto before = impl_->agree_with_settings(parts, [] {});
   std::optional<Document> document;
   snapshot::run_on_rank_0(group, [&] { document = read_to_resume(impl_->directory, group); });
   document = snapshot::share(group, std::move(document));
@@ -157,6 +160,7 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   });
   // It does not fail by itself; if the machine does, all ranks hear of it.
   snapshot::agree(group, restore);
+  if (impl_->leads()) snapshot::warn_of_other_rates(parts, before);
   return position;
 }
 

@@ -160,6 +160,30 @@ TEST(SchedulerSnapshots, RefuseWhatDoesNotFitUnchanged) {
   EXPECT_EQ(run.snapshots.resume(run.model, run.optimizer, scheduler).epoch, 5);
 }
 
+TEST(SchedulerSnapshots, AreMissedWhenTheyWereForgotten) {
+  const ScratchFolder scratch;
+  const auto resumed = [&](double lr, bool give_it) {
+    ::testing::internal::CaptureStderr();
+    Lone run(scratch / "run", lr);
+    Scheduler scheduler(run.optimizer, schedules::step(1, 0.5));
+    if (give_it) {
+      run.snapshots.resume(run.model, run.optimizer, scheduler);
+    } else {
+      run.snapshots.resume(run.model, run.optimizer);
+    }
+    scheduler.step();
+    run.snapshots.save(run.model, run.optimizer, scheduler);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(resumed(0.5, true), "");
+  EXPECT_EQ(resumed(0.5, true), "");
+  EXPECT_THAT(
+      resumed(0.5, false),
+      AllOf(HasSubstr("lr of group 0 of the optimizer 'optimizer' is the snapshot's: 0.125; the program "
+                      "made it with 0.5\nhint: give the scheduler"),
+            Not(HasSubstr("group 1"))));
+}
+
 TEST(SchedulerSnapshots, AreShown) {
   const ScratchFolder scratch;
   Lone run(scratch / "run");
