@@ -6,6 +6,9 @@
 #include <limits>
 
 #include <torch/torch.h>
+#if __has_include(<torch/optim/schedulers/reduce_on_plateau_scheduler.h>)
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#endif
 
 #include <lockstep/schedule.h>
 #include <lockstep/snapshot.h>
@@ -101,6 +104,16 @@ TEST(SchedulerSnapshots, APlateauGoesOnWhereItStood) {
       },
       [](auto& scheduler, int64_t epoch) { scheduler.step(loss_at(epoch)); });
   EXPECT_LT(rates.back()[0], rates.front()[0]);
+}
+
+TEST(SchedulerSnapshots, LibTorchsPlateauGoesOnWhereItStood) {
+#if __has_include(<torch/optim/schedulers/reduce_on_plateau_scheduler.h>)
+  using Plateau = torch::optim::ReduceLROnPlateauScheduler;
+  expect_resumes([](auto& optimizer) { return Plateau(optimizer, Plateau::min, 0.5, 1); },
+                 [](auto& scheduler, int64_t epoch) { scheduler.step(static_cast<float>(loss_at(epoch))); });
+#else
+  GTEST_SKIP() << "LibTorch has it from 2.0 on";
+#endif
 }
 
 // Of a class of the program's own.
