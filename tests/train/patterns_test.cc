@@ -108,7 +108,8 @@ TEST(Patterns, LineSearch) {
     const auto& group = job.group;
     const auto x = job.batch(0), y = targets_of(job.batch(0));
     // clang-format off
-    torch::optim::LBFGS optimizer(ddp.parameters(), torch::optim::LBFGSOptions(1).line_search_fn("strong_wolfe"));
+    const auto options = torch::optim::LBFGSOptions(1).line_search_fn("strong_wolfe");
+    torch::optim::LBFGS optimizer(ddp.parameters(), options);
     optimizer.step(lockstep::averaged([&] {
       optimizer.zero_grad();
       auto loss = torch::mse_loss(ddp(x), y);
