@@ -13,6 +13,8 @@
 
 #include <torch/torch.h>
 
+#include <lockstep/schedule.h>
+
 namespace mingpt {
 
 struct AdamWSettings {
@@ -63,10 +65,8 @@ inline double learning_rate(int64_t step, const Schedule& schedule) {
   return schedule.floor + (schedule.peak - schedule.floor) * (1 + std::cos(std::numbers::pi * way)) / 2;
 }
 
-inline void set_learning_rate(torch::optim::Optimizer& optimizer, double rate) {
-  for (auto& group : optimizer.param_groups()) {
-    static_cast<torch::optim::AdamWOptions&>(group.options()).lr(rate);
-  }
+inline lockstep::Scheduler make_scheduler(torch::optim::Optimizer& optimizer, const Schedule& schedule) {
+  return {optimizer, [schedule](int64_t step, double) { return learning_rate(step, schedule); }};
 }
 
 }  // namespace mingpt

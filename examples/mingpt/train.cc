@@ -109,17 +109,17 @@ int train(const Options& options) {
   Ddp ddp(model, group);
   if (options.bf16_hook) ddp.register_comm_hook(lockstep::hooks::bf16_compress());
   auto optimizer = make_optimizer(*model, {.weight_decay = options.weight_decay});
-  const Schedule schedule{.peak = options.learning_rate,
-                          .floor = options.learning_rate / 10,
-                          .warmup = options.warmup,
-                          .steps = options.steps};
+  auto scheduler = make_scheduler(optimizer, {.peak = options.learning_rate,
+                                              .floor = options.learning_rate / 10,
+                                              .warmup = options.warmup,
+                                              .steps = options.steps});
   DistributedSampler sampler(training.size(), group, {.seed = options.seed, .drop_last = true});
 
   std::optional<lockstep::Snapshots> snapshots;
   lockstep::Position at;
   if (!options.snapshots.empty()) {
     snapshots.emplace(options.snapshots, group);
-    at = snapshots->resume(ddp, optimizer, sampler);
+    at = snapshots->resume(ddp, optimizer, sampler, scheduler);
   }
   sampler.reset();
   LossLog log(speaks ? options.json : "", at.step > 0);
@@ -141,12 +141,12 @@ int train(const Options& options) {
   int64_t tokens = 0;
   for (auto step = at.step; step < options.steps; ++step) {
     const auto begin = Clock::now();
-    set_learning_rate(optimizer, learning_rate(step, schedule));
     optimizer.zero_grad();
     const auto loss = accumulate(ddp, training, next_share(sampler, plan.share()), plan);
     // A loss that is not a number ends the run here, before it is in the weights and in a snapshot.
     lockstep::clip_grad_norm_(ddp.parameters(), options.clip, 2, /*error_if_nonfinite=*/true);
     optimizer.step();
+    scheduler.step();
     busy += Clock::now() - begin;
     tokens += plan.global() * options.context;
 
@@ -167,7 +167,7 @@ int train(const Options& options) {
     }
     if (snapshots && (done % options.snapshot_every == 0 || done == options.steps)) {
       log.flush();  // before the snapshot, after which these steps are not done again
-      snapshots->save(ddp, optimizer, sampler,
+      snapshots->save(ddp, optimizer, sampler, scheduler,
                       {.epoch = sampler.epoch(), .step = done, .values = values_of(model->config)});
     }
   }

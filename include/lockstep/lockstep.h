@@ -9,11 +9,13 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/ddp.h>
 #include <lockstep/ddp_stats.h>
+#include <lockstep/decide.h>
 #include <lockstep/error.h>
 #include <lockstep/metrics.h>
 #include <lockstep/process_group.h>
 #include <lockstep/progress.h>
 #include <lockstep/sampler.h>
+#include <lockstep/schedule.h>
 #include <lockstep/snapshot.h>
 #include <lockstep/spawn.h>
 #include <lockstep/sync_batch_norm.h>

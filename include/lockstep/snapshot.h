@@ -1,12 +1,13 @@
 // Snapshots of a training run: what is needed to go on after a crash exactly where it stood.
 //
-// A snapshot holds models, optimizers (state and options, by parameter name), samplers, every rank's random
-// generator, the epoch and step, and values of the user's own. It is one safetensors file, written by rank 0,
-// with a checksum over every byte; it appears under its name only when it is whole and on the disk. Not in
-// it: what communication hooks remember.
+// A snapshot holds models, optimizers (state and options, by parameter name), the counters of learning-rate
+// schedulers, samplers, every rank's random generator, the epoch and step, and values of the user's own. It
+// is one safetensors file, written by rank 0, with a checksum over every byte; it appears under its name only
+// when it is whole and on the disk. Not in it: what communication hooks remember.
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -19,10 +20,16 @@
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <lockstep/ddp.h>
 #include <lockstep/process_group.h>
 #include <lockstep/sampler.h>
+#include <lockstep/schedule.h>
+
+namespace torch::optim {
+class ReduceLROnPlateauScheduler;  // from LibTorch 2 on
+}
 
 namespace lockstep {
 
@@ -51,17 +58,27 @@ struct SnapshotInfo {
   std::chrono::system_clock::time_point saved;
 };
 
+// Whatever sets learning rates and can be in a snapshot: lockstep's schedulers and LibTorch's. Of those that
+// are derived from LRScheduler, as StepLR is and classes of your own may be, the count of steps is held.
+using AnyScheduler = std::variant<Scheduler*, ReduceLROnPlateau*, torch::optim::LRScheduler*,
+                                  torch::optim::ReduceLROnPlateauScheduler*>;
+template <class Type>
+concept SnapshotScheduler = std::constructible_from<AnyScheduler, Type*>;
+
 // One thing that a snapshot holds, under a name; for programs with several models or optimizers:
 //
 //   snapshots.save({{"generator", g}, {"critic", c}, {"adam_g", adam_g}, {"adam_c", adam_c}}, {.epoch = 3});
 //
 // A model named "" gives its tensors the module's names, any other prefixes them: "generator.fc1.weight".
+// Of a scheduler, its counters are held, and not what it does at which step: that is the program's.
 class SnapshotPart {
  public:
   SnapshotPart(std::string name, const DdpBase& ddp) : name_(std::move(name)), thing_(ddp.model()) {}
   SnapshotPart(std::string name, torch::optim::Optimizer& optimizer)
       : name_(std::move(name)), thing_(&optimizer) {}
   SnapshotPart(std::string name, DistributedSampler& sampler) : name_(std::move(name)), thing_(&sampler) {}
+  template <SnapshotScheduler Any>
+  SnapshotPart(std::string name, Any& scheduler) : name_(std::move(name)), thing_(AnyScheduler(&scheduler)) {}
   template <class Module>
   SnapshotPart(std::string name, const std::shared_ptr<Module>& module)
       : name_(std::move(name)), thing_(detail::Viewer<Module>::view(module)) {}
@@ -69,7 +86,7 @@ class SnapshotPart {
   requires requires { typename Holder::ContainedType; }
   SnapshotPart(std::string name, const Holder& holder) : SnapshotPart(std::move(name), holder.ptr()) {}
 
-  using Thing = std::variant<detail::ModelView, torch::optim::Optimizer*, DistributedSampler*>;
+  using Thing = std::variant<detail::ModelView, torch::optim::Optimizer*, DistributedSampler*, AnyScheduler>;
   const std::string& name() const { return name_; }
   const Thing& thing() const { return thing_; }
 
@@ -82,6 +99,8 @@ class SnapshotPart {
 // rank 0 touches the directory, so the others need not see it.
 //
 // Models are DistributedDataParallel, shared_ptr<Module> or module holders. Errors are the same on all ranks.
+// Where save() and resume() find that the options of an optimizer, or the counters of a scheduler, differ
+// between the ranks, they warn, naming the option.
 class Snapshots {
  public:
   // Makes the directory if need be. SnapshotError when another job writes to it.
@@ -108,6 +127,20 @@ class Snapshots {
             const Position& position = {}) {
     save(std::vector<SnapshotPart>{{"", model}, {"optimizer", optimizer}, {"sampler", sampler}}, position);
   }
+  template <class Model, SnapshotScheduler Any>
+  void save(const Model& model, torch::optim::Optimizer& optimizer, Any& scheduler,
+            const Position& position = {}) {
+    save(std::vector<SnapshotPart>{{"", model}, {"optimizer", optimizer}, {"scheduler", scheduler}},
+         position);
+  }
+  template <class Model, SnapshotScheduler Any>
+  void save(const Model& model, torch::optim::Optimizer& optimizer, DistributedSampler& sampler,
+            Any& scheduler, const Position& position = {}) {
+    save(
+        std::vector<SnapshotPart>{
+            {"", model}, {"optimizer", optimizer}, {"sampler", sampler}, {"scheduler", scheduler}},
+        position);
+  }
 
   // Takes the newest snapshot that is whole; damaged ones are passed over, with a warning. Zeros when there
   // is none. Changes nothing when it throws: SnapshotError if all are damaged, if the newest cannot be read
@@ -126,6 +159,16 @@ class Snapshots {
   template <class Model>
   Position resume(const Model& model, torch::optim::Optimizer& optimizer, DistributedSampler& sampler) {
     return resume(std::vector<SnapshotPart>{{"", model}, {"optimizer", optimizer}, {"sampler", sampler}});
+  }
+  template <class Model, SnapshotScheduler Any>
+  Position resume(const Model& model, torch::optim::Optimizer& optimizer, Any& scheduler) {
+    return resume(std::vector<SnapshotPart>{{"", model}, {"optimizer", optimizer}, {"scheduler", scheduler}});
+  }
+  template <class Model, SnapshotScheduler Any>
+  Position resume(const Model& model, torch::optim::Optimizer& optimizer, DistributedSampler& sampler,
+                  Any& scheduler) {
+    return resume(std::vector<SnapshotPart>{
+        {"", model}, {"optimizer", optimizer}, {"sampler", sampler}, {"scheduler", scheduler}});
   }
 
   // Waits for what is being written, and throws if it failed. All ranks.

@@ -1,5 +1,5 @@
-// The small things that a training loop needs: learning rate, clipping, seeds; and through the headers below,
-// metrics over all ranks and a progress bar.
+// The small things that a training loop needs: the rule for the learning rate, clipping, seeds; and through
+// the headers below, metrics and decisions over all ranks, schedules and a progress bar.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/decide.h>
 #include <lockstep/metrics.h>
 #include <lockstep/process_group.h>
 #include <lockstep/progress.h>
+#include <lockstep/schedule.h>
 
 namespace lockstep {
 
@@ -34,7 +36,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
                        bool error_if_nonfinite = false);
 
 enum class Seeds {
-  PerRank,  // every rank has random numbers of its own
+  PerRank,  // every rank has random numbers of its own; rank 0 those of torch::manual_seed(seed)
   Same,     // all ranks have the same, those of torch::manual_seed(seed)
 };
 
@@ -46,7 +48,9 @@ enum class Seeds {
 // DistributedDataParallel makes the models equal by sending rank 0's. Use Seeds::Same where nothing does
 // that: InitSync::Verify or None, or a model that is used without DistributedDataParallel.
 //
-// What a rank gets depends on the seed and its rank, not on the world size, and no two ranks get the same.
+// Rank 0 gets the seed itself: in a world of one this is torch::manual_seed(seed), so that a program that was
+// ported can be compared with the one it was, bit for bit. What the others get depends on the seed and their
+// rank, not on the world size, and no two ranks get the same.
 // A DistributedSampler has a seed of its own, which must be the same on all ranks: give it `seed`, not what
 // this returns.
 uint64_t seed_everything(uint64_t seed, const ProcessGroup& group, Seeds seeds = Seeds::PerRank);

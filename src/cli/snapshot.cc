@@ -138,6 +138,9 @@ void show_run(const nlohmann::json& about) {
   for (const auto& [name, kind] : snapshot::optimizers_in(about)) {
     fmt::print("  optimizer {}: {}\n", printable(name), printable(kind));
   }
+  for (const auto& [name, counters] : snapshot::schedulers_in(about)) {
+    fmt::print("  scheduler {}: {}\n", printable(name), printable(counters));
+  }
 }
 
 void show_file(const fs::path& file, bool json) {

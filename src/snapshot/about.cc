@@ -33,22 +33,15 @@ json to_json(const Position& position) {
   return {{"epoch", position.epoch}, {"step", position.step}, {"values", values}};
 }
 
-// What stands there, if the type can hold it: JSON's numbers may be of any size, and not whole.
-template <class Whole>
-Whole whole_at(const json& object, const char* name) {
-  const auto& number = object.at(name);
-  const bool fits = number.is_number_unsigned()
-                        ? std::in_range<Whole>(number.get<uint64_t>())
-                        : number.is_number_integer() && std::in_range<Whole>(number.get<int64_t>());
-  if (fits) return number.get<Whole>();
+}  // namespace
+
+void throw_out_of_range(const char* name, const json& number) {
   throw DamagedError(base::compose(
       {.what = "the snapshot does not describe a training run as lockstep does",
        .evidence = fmt::format("its {} is {}, which is no whole number in range", base::quote(name),
                                base::printable(number.dump(-1, ' ', true).substr(0, 100))),
        .hint = "use another snapshot"}));
 }
-
-}  // namespace
 
 void describe_run(json& about, const Position& position, int world_size) {
   using namespace std::chrono;
@@ -98,6 +91,21 @@ std::vector<std::pair<std::string, std::string>> optimizers_in(const json& about
     if (!about.contains("optimizers")) return all;
     for (const auto& [name, optimizer] : about["optimizers"].items()) {
       all.emplace_back(name, optimizer.at("kind").get<std::string>());
+    }
+    return all;
+  });
+}
+
+std::vector<std::pair<std::string, std::string>> schedulers_in(const json& about) {
+  return understood([&] {
+    std::vector<std::pair<std::string, std::string>> all;
+    if (!about.contains("schedulers")) return all;
+    for (const auto& [name, scheduler] : about["schedulers"].items()) {
+      auto text = scheduler.at("kind").get<std::string>();
+      for (const auto& [counter, value] : scheduler.items()) {
+        if (counter != "kind") text += fmt::format(", {} {}", counter, value.dump());
+      }
+      all.emplace_back(name, std::move(text));
     }
     return all;
   });

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -28,8 +29,24 @@ std::chrono::system_clock::time_point saved_of(const nlohmann::json& about);
 // The names and kinds of the optimizers in it.
 std::vector<std::pair<std::string, std::string>> optimizers_in(const nlohmann::json& about);
 
+// The names of the schedulers in it, each with its kind and counters: "torch::optim::StepLR, step_count 5".
+std::vector<std::pair<std::string, std::string>> schedulers_in(const nlohmann::json& about);
+
 nlohmann::json to_json(const SamplerState& state);
 SamplerState sampler_from(const nlohmann::json& state);
+
+[[noreturn]] void throw_out_of_range(const char* name, const nlohmann::json& number);
+
+// What stands there, if the type can hold it: JSON's numbers may be of any size, and not whole.
+template <class Whole>
+Whole whole_at(const nlohmann::json& object, const char* name) {
+  const auto& number = object.at(name);
+  const bool fits = number.is_number_unsigned()
+                        ? std::in_range<Whole>(number.get<uint64_t>())
+                        : number.is_number_integer() && std::in_range<Whole>(number.get<int64_t>());
+  if (!fits) throw_out_of_range(name, number);
+  return number.get<Whole>();
+}
 
 // Calls `read`, whose errors of JSON become those of a file.
 template <class Read>

@@ -20,12 +20,15 @@
 #include "base/printable.h"
 #include "snapshot/about.h"
 #include "snapshot/optimizer_state.h"
+#include "snapshot/scheduler_state.h"
 
 namespace lockstep::snapshot {
 
 using nlohmann::json;
 
 namespace {
+
+constexpr const char* kSchedulers = "schedulers";
 
 std::string prefix_of(const std::string& model) { return model.empty() ? "" : model + "."; }
 std::string generator_name(int rank) { return fmt::format("generators/{}", rank); }
@@ -110,16 +113,23 @@ const json& section(const json& about, const char* kind, const std::string& name
   return part == found->end() ? nothing : *part;
 }
 
-[[noreturn]] void throw_missing(const json& about, const char* kind, const std::string& name) {
+// For a run that was begun without a scheduler, and now has one.
+constexpr const char* kAddedScheduler =
+    "if the run was saved without it so far, leave it out of this resume(), bring it to the steps done "
+    "(Scheduler::set_last_step; LibTorch's: step() that often, before resume()), and give it to save() from "
+    "now on; otherwise resume with the parts that were saved, under the same names";
+
+[[noreturn]] void throw_missing(const json& about, const std::string& kind, const std::string& name) {
   std::vector<std::string> there;
   if (const auto parts = about.find(kind); parts != about.end()) {
     for (const auto& part : parts->items()) there.push_back("'" + base::printable(part.key()) + "'");
   }
-  throw SnapshotError(
-      base::compose({.what = fmt::format("the snapshot has no part '{}' among its {}", name, kind),
-                     .evidence = there.empty() ? fmt::format("it has no {} at all", kind)
-                                               : fmt::format("it has {}", fmt::join(there, ", ")),
-                     .hint = "resume with the parts that were saved, under the same names"}));
+  throw SnapshotError(base::compose(
+      {.what = fmt::format("the snapshot has no part '{}' among its {}", name, kind),
+       .evidence = there.empty() ? fmt::format("it has no {} at all", kind)
+                                 : fmt::format("it has {}", fmt::join(there, ", ")),
+       .hint = kind == kSchedulers ? kAddedScheduler
+                                   : "resume with the parts that were saved, under the same names"}));
 }
 
 std::string first_few(const std::vector<std::string>& lines) {
@@ -239,6 +249,8 @@ Document capture(const std::vector<SnapshotPart>& parts, const Position& positio
       for (auto& [name, tensor] : state.tensors) {
         document.tensors.push_back({part.name() + "/" + name, std::move(tensor)});
       }
+    } else if (const auto* scheduler = std::get_if<AnyScheduler>(&part.thing())) {
+      about[kSchedulers][part.name()] = capture_scheduler(*scheduler);
     } else {
       auto state = std::get<DistributedSampler*>(part.thing())->state();
       if (state.epoch != position.epoch) {
@@ -271,7 +283,8 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
     const Lookup lookup(document);
     const auto parameters = parameters_of(parts);
     const bool imported = document.about.value("imported", false);
-    std::vector<std::function<void()>> changes;
+    // A scheduler may set the rates of its optimizer, which are to be those that the snapshot has, if any.
+    std::vector<std::function<void()>> rates, changes;
     for (const auto& part : parts) {
       if (const auto* model = std::get_if<detail::ModelView>(&part.thing())) {
         changes.emplace_back([pairs = match_model(part, *model, document.about, lookup)] {
@@ -280,13 +293,16 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
         continue;
       }
       auto* const* optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing());
-      const char* kind = optimizer ? "optimizers" : "samplers";
+      const auto* scheduler = std::get_if<AnyScheduler>(&part.thing());
+      const char* kind = optimizer ? "optimizers" : scheduler ? kSchedulers : "samplers";
       const auto& saved = section(document.about, kind, part.name());
       if (saved.is_null() && imported) continue;  // weights alone: what else there is begins afresh
       if (saved.is_null()) throw_missing(document.about, kind, part.name());
       if (optimizer) {
         changes.emplace_back(
             prepare_optimizer(**optimizer, optimizer_in(document, part.name(), saved), parameters));
+      } else if (scheduler) {
+        rates.emplace_back(prepare_scheduler(*scheduler, saved));
       } else {
         auto* sampler = std::get<DistributedSampler*>(part.thing());
         const auto state = sampler_from(saved);
@@ -301,8 +317,9 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
         of_program.set_state(state);
       });
     }
-    return [changes = std::move(changes)] {
+    return [rates = std::move(rates), changes = std::move(changes)] {
       const at::NoGradGuard no_grad;
+      for (const auto& change : rates) change();
       for (const auto& change : changes) change();
     };
   });

@@ -1,12 +1,14 @@
 // What each optimizer of LibTorch keeps: the options of a group, and the slots of a parameter's state.
 //
 // A kind visits its options and slots by name; the same list serves to capture and to restore. A slot is a
-// tensor or the step counter, and says whether the optimizer needs it under these options.
+// tensor or the step counter, and says whether the optimizer needs it under these options. LBFGS has one
+// state for all parameters together, which lbfgs_state.h knows.
 #pragma once
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -99,6 +101,23 @@ struct AdagradKind {
   static void visit_slots(auto& state, const Options&, auto&& visit) {
     visit("step", state.step(), true);
     visit("sum", state.sum(), true);
+  }
+};
+
+struct LbfgsKind {
+  static constexpr const char* kName = "LBFGS";
+  using Optimizer = torch::optim::LBFGS;
+  using Options = torch::optim::LBFGSOptions;
+  using State = torch::optim::LBFGSParamState;
+
+  static void visit_options(auto& options, auto&& visit) {
+    visit("lr", options.lr());
+    visit("max_iter", options.max_iter());
+    visit("max_eval", options.max_eval());
+    visit("tolerance_grad", options.tolerance_grad());
+    visit("tolerance_change", options.tolerance_change());
+    visit("history_size", options.history_size());
+    visit("line_search_fn", options.line_search_fn());
   }
 };
 

@@ -1,18 +1,12 @@
 #include "snapshot/optimizer_state.h"
 
-#include <algorithm>
-#include <bit>
-#include <charconv>
-#include <cmath>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <type_traits>
 #include <typeinfo>
-#include <unordered_map>
 
 #include <ATen/ATen.h>
 #include <c10/util/Type.h>
@@ -20,9 +14,10 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
-#include "base/printable.h"
 #include "compat/optimizer.h"
+#include "snapshot/lbfgs_state.h"
 #include "snapshot/optimizer_kinds.h"
+#include "snapshot/optimizer_parts.h"
 
 namespace lockstep::snapshot {
 
@@ -30,113 +25,28 @@ using nlohmann::json;
 
 namespace {
 
+// Calls `action` with the optimizer's kind. False if it is none of those that are known.
 template <class Action>
-auto with_kind(const torch::optim::Optimizer& optimizer, Action&& action) {
+bool with_kind(const torch::optim::Optimizer& optimizer, Action&& action) {
   // The type itself, not one derived from it: that may keep more than we know of.
   const auto& type = typeid(optimizer);
-  if (type == typeid(SgdKind::Optimizer)) return action(SgdKind());
-  if (type == typeid(AdamKind::Optimizer)) return action(AdamKind());
-  if (type == typeid(AdamWKind::Optimizer)) return action(AdamWKind());
-  if (type == typeid(RmspropKind::Optimizer)) return action(RmspropKind());
-  if (type == typeid(AdagradKind::Optimizer)) return action(AdagradKind());
+  const auto try_kind = [&](auto kind) {
+    if (type != typeid(typename decltype(kind)::Optimizer)) return false;
+    action(kind);
+    return true;
+  };
+  return try_kind(SgdKind()) || try_kind(AdamKind()) || try_kind(AdamWKind()) || try_kind(RmspropKind()) ||
+         try_kind(AdagradKind()) || try_kind(LbfgsKind());
+}
+
+template <class Kind>
+constexpr bool kIsLbfgs = std::is_same_v<Kind, LbfgsKind>;
+
+[[noreturn]] void throw_unknown(const torch::optim::Optimizer& optimizer) {
   throw UsageError(base::compose(
-      {.what = fmt::format("snapshots do not know the optimizer {}", c10::demangle(type.name())),
-       .hint =
-           "use torch::optim::SGD, Adam, AdamW, RMSprop or Adagrad; or leave it out of the snapshot, keep "
-           "it with torch::save and torch::load, and snapshot the rest"}));
-}
-
-// A parameter by its name, and its first name by the parameter.
-class Names {
- public:
-  explicit Names(const NamedTensors& names) {
-    for (const auto& [name, tensor] : names) {
-      if (!tensor.defined()) continue;
-      first_.emplace(tensor.unsafeGetTensorImpl(), name);
-      const auto [known, is_new] = parameters_.emplace(name, tensor);
-      if (is_new || known->second.is_same(tensor)) continue;
-      throw UsageError(base::compose({.what = fmt::format("two parameters are named '{}'", name),
-                                      .hint = "give the models names that differ"}));
-    }
-  }
-
-  const std::string& of(const at::Tensor& parameter, size_t group) const {
-    const auto name = first_.find(parameter.unsafeGetTensorImpl());
-    if (name != first_.end()) return name->second;
-    throw UsageError(base::compose(
-        {.what = "a parameter of the optimizer is in no model of the snapshot",
-         .where = fmt::format("group {}, {} [{}]", group, c10::toString(parameter.scalar_type()),
-                              fmt::join(parameter.sizes(), ", ")),
-         .hint =
-             "register it in the module (register_parameter), or give the module that holds it to the "
-             "snapshot too; a module moved or converted after the optimizer was made holds other tensors"}));
-  }
-
-  // The first name of the parameter that has this one; an unknown name stays as it is.
-  std::string canonical(const std::string& name) const {
-    const auto parameter = parameters_.find(name);
-    return parameter == parameters_.end() ? name : first_.at(parameter->second.unsafeGetTensorImpl());
-  }
-
- private:
-  std::unordered_map<const void*, std::string> first_;
-  std::unordered_map<std::string, at::Tensor> parameters_;
-};
-
-[[noreturn]] void throw_other(const std::string& kind, const std::string& evidence) {
-  throw SnapshotError(base::compose(
-      {.what = fmt::format("the snapshot's optimizer state does not fit this {} optimizer", kind),
-       .evidence = base::printable(evidence),
-       .hint = "make the optimizer as it was when the snapshot was written: the same kind, groups and "
-               "parameters; or begin with a fresh one by leaving it out of resume()"}));
-}
-
-[[noreturn]] void throw_damaged(const std::string& evidence) {
-  throw SnapshotError(base::compose({.what = "the snapshot's optimizer state is damaged",
-                                     .evidence = base::printable(evidence),
-                                     .hint = "resume from another snapshot"}));
-}
-
-std::string describe(const at::Tensor& tensor) {
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
-}
-
-std::string quote_names(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 3;
-  const auto shown = std::min(names.size(), kShown);
-  auto text = fmt::format("'{}'", fmt::join(names.begin(), names.begin() + shown, "', '"));
-  if (names.size() > shown) text += fmt::format(" and {} more", names.size() - shown);
-  return text;
-}
-
-// Option values
-
-json to_json(bool value) { return value; }
-json to_json(double value) {
-  if (std::isfinite(value)) return value;
-  return fmt::format("{:#018x}", std::bit_cast<uint64_t>(value));
-}
-
-void from_json(const json& saved, bool& value) { value = saved.get<bool>(); }
-void from_json(const json& saved, double& value) {
-  if (!saved.is_string()) {
-    value = saved.get<double>();
-    return;
-  }
-  const auto text = saved.get<std::string>();
-  uint64_t bits = 0;
-  const auto* end = text.data() + text.size();
-  if (!text.starts_with("0x") || std::from_chars(text.data() + 2, end, bits, 16).ptr != end) {
-    throw_damaged(fmt::format("'{}' is no number", text));
-  }
-  value = std::bit_cast<double>(bits);
-}
-
-template <class Options>
-Options& options_of(auto& group) {
-  auto* options = dynamic_cast<Options*>(&group.options());
-  if (options != nullptr) return *options;
-  throw UsageError("a parameter group of the optimizer holds the options of another optimizer");
+      {.what = fmt::format("snapshots do not know the optimizer {}", c10::demangle(typeid(optimizer).name())),
+       .hint = "use torch::optim::SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS; or leave it out of the "
+               "snapshot, keep it with torch::save and torch::load, and snapshot the rest"}));
 }
 
 // Capturing
@@ -150,9 +60,7 @@ OptimizerState capture(const torch::optim::Optimizer& optimizer, const Names& na
   for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
     const auto& options = options_of<const typename Kind::Options>(group);
-    json saved = {{"options", json::object()}, {"parameters", json::array()}};
-    Kind::visit_options(
-        options, [&](const char* option, const auto& value) { saved["options"][option] = to_json(value); });
+    json saved = {{"options", options_to_json<Kind>(group)}, {"parameters", json::array()}};
     for (const auto& parameter : group.params()) {
       const auto& name = names.of(parameter, i);
       saved["parameters"].push_back(name);
@@ -227,35 +135,6 @@ std::map<std::string, Saved> by_parameter(const OptimizerState& state, const Nam
 }
 
 template <class Kind>
-typename Kind::Options read_options(const json& saved, typename Kind::Options options, size_t group) {
-  size_t known = 0;
-  Kind::visit_options(options, [&](const char* option, auto& value) {
-    if (!saved.contains(option)) throw_damaged(fmt::format("group {} has no option '{}'", group, option));
-    from_json(saved.at(option), value);
-    ++known;
-  });
-  if (saved.size() == known) return options;
-  throw_other(Kind::kName, fmt::format("group {} has the options {}, of which {} are known here", group,
-                                       saved.dump(), known));
-}
-
-void check_group(const char* kind, const json& saved, std::vector<std::string> here, size_t group,
-                 const Names& names) {
-  std::vector<std::string> there;
-  for (const auto& name : saved.at("parameters")) there.push_back(names.canonical(name.get<std::string>()));
-  std::sort(here.begin(), here.end());
-  std::sort(there.begin(), there.end());
-  if (here == there) return;
-  std::vector<std::string> only_here, only_there, differences;
-  std::set_difference(here.begin(), here.end(), there.begin(), there.end(), std::back_inserter(only_here));
-  std::set_difference(there.begin(), there.end(), here.begin(), here.end(), std::back_inserter(only_there));
-  if (!only_there.empty()) differences.push_back("only the snapshot has " + quote_names(only_there));
-  if (!only_here.empty()) differences.push_back("only the optimizer has " + quote_names(only_here));
-  throw_other(kind, fmt::format("in group {}, {} parameters were saved and the optimizer has {}; {}", group,
-                                there.size(), here.size(), fmt::join(differences, "; ")));
-}
-
-template <class Kind>
 std::unique_ptr<typename Kind::State> read_state(const std::string& name, const at::Tensor& parameter,
                                                  const typename Kind::Options& options, Saved saved) {
   auto state = std::make_unique<typename Kind::State>();
@@ -299,7 +178,7 @@ Prepared<Kind> prepare(const torch::optim::Optimizer& optimizer, const Optimizer
     const auto& params = groups[i].params();
     std::vector<std::string> here;
     for (const auto& parameter : params) here.push_back(names.of(parameter, i));
-    check_group(Kind::kName, saved_groups.at(i), here, i, names);
+    check_group(Kind::kName, names.canonical_all(saved_groups.at(i).at("parameters")), here, i);
     const auto& options = prepared.options.emplace_back(read_options<Kind>(
         saved_groups.at(i).at("options"), options_of<const typename Kind::Options>(groups[i]), i));
     for (size_t j = 0; j < params.size(); ++j) {
@@ -358,18 +237,43 @@ void replace(torch::optim::Optimizer& optimizer, Replacement<Kind>& with) {
 }  // namespace
 
 OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const NamedTensors& names) {
-  return with_kind(optimizer, [&](auto kind) { return capture<decltype(kind)>(optimizer, Names(names)); });
+  OptimizerState captured;
+  const bool known = with_kind(optimizer, [&](auto kind) {
+    using Kind = decltype(kind);
+    if constexpr (kIsLbfgs<Kind>) {
+      captured = capture_lbfgs(optimizer, Names(names));
+    } else {
+      captured = capture<Kind>(optimizer, Names(names));
+    }
+  });
+  if (!known) throw_unknown(optimizer);
+  return captured;
 }
 
 std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
                                         const NamedTensors& names) {
   const at::NoGradGuard no_grad;
-  return with_kind(optimizer, [&](auto kind) -> std::function<void()> {
+  std::function<void()> change;
+  const bool known = with_kind(optimizer, [&](auto kind) {
     using Kind = decltype(kind);
-    auto replacement = std::make_shared<Replacement<Kind>>(
-        copied<Kind>(prepare_well_formed<Kind>(optimizer, state, Names(names))));
-    return [&optimizer, replacement] { replace<Kind>(optimizer, *replacement); };
+    if constexpr (kIsLbfgs<Kind>) {
+      change = prepare_lbfgs(optimizer, state, Names(names));
+    } else {
+      auto replacement = std::make_shared<Replacement<Kind>>(
+          copied<Kind>(prepare_well_formed<Kind>(optimizer, state, Names(names))));
+      change = [&optimizer, replacement] { replace<Kind>(optimizer, *replacement); };
+    }
   });
+  if (!known) throw_unknown(optimizer);
+  return change;
+}
+
+std::vector<json> options_of_groups(const torch::optim::Optimizer& optimizer) {
+  std::vector<json> all;
+  with_kind(optimizer, [&](auto kind) {
+    for (const auto& group : optimizer.param_groups()) all.push_back(options_to_json<decltype(kind)>(group));
+  });
+  return all;
 }
 
 }  // namespace lockstep::snapshot

@@ -2,7 +2,8 @@
 //
 // LibTorch keys the state by addresses, which mean nothing in another process. By name, a run goes on bit for
 // bit in an optimizer made anew, with another LibTorch, and with the parameters of a group in another order.
-// SGD, Adam, AdamW, RMSprop and Adagrad are known.
+// SGD, Adam, AdamW, RMSprop, Adagrad and LBFGS are known; LBFGS has one long vector of all parameters, whose
+// order must stay.
 #pragma once
 
 #include <functional>
@@ -32,5 +33,8 @@ OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const
 // parameter's device. Throws SnapshotError for a state of another kind, groups, parameters, shapes or dtypes.
 std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
                                         const NamedTensors& names);
+
+// The options of each parameter group, by name; nothing for an optimizer of another kind.
+std::vector<nlohmann::json> options_of_groups(const torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::snapshot

@@ -111,11 +111,29 @@ void run_on_rank_0(ProcessGroup& group, const std::function<void()>& task) {
 }
 
 void agree(ProcessGroup& group, const std::function<void()>& mine) {
-  const auto failure = failure_of(mine);
-  auto first = at::full({1}, failure.kind.empty() ? group.world_size() : group.rank(), at::kLong);
-  group.all_reduce(first, ReduceOp::Min);
-  const auto root = first.item<int>();
+  agree_and_compare(group, [&] {
+    mine();
+    return 0;
+  });
+}
+
+bool agree_and_compare(ProcessGroup& group, const std::function<int64_t()>& mine) {
+  int64_t number = 0;
+  const auto failure = failure_of([&] { number = mine(); });
+  const int64_t failed = failure.kind.empty() ? group.world_size() : group.rank();
+  // The complements turn the order round: their least belongs to the greatest number.
+  auto least = at::tensor({failed, number, ~number}, at::kLong);
+  group.all_reduce(least, ReduceOp::Min);
+  const auto* of_all = least.data_ptr<int64_t>();
+  const auto root = static_cast<int>(of_all[0]);
   if (root < group.world_size()) throw_of(group, failure, root);
+  return of_all[1] == ~of_all[2];
+}
+
+std::vector<std::string> texts_of_all(ProcessGroup& group, const std::string& mine) {
+  std::vector<std::string> all;
+  for (int rank = 0; rank < group.world_size(); ++rank) all.push_back(broadcast_text(group, mine, rank));
+  return all;
 }
 
 std::optional<Document> share(ProcessGroup& group, std::optional<Document> document) {

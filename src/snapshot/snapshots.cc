@@ -19,6 +19,7 @@
 #include "snapshot/directory.h"
 #include "snapshot/file_writer.h"
 #include "snapshot/newest.h"
+#include "snapshot/settings.h"
 #include "snapshot/sharing.h"
 #include "snapshot/stored_file.h"
 
@@ -53,17 +54,34 @@ struct Snapshots::Impl {
 
   bool leads() const { return group->rank() == 0; }
   void wait();
+  // Runs `mine` on all ranks, as snapshot::agree, and warns when their optimizers differ. Returns this rank's
+  // settings.
+  snapshot::Settings agree_with_settings(const std::vector<SnapshotPart>& parts,
+                                         const std::function<void()>& mine);
 
   snapshot::Directory directory;
   const std::shared_ptr<ProcessGroup> group;
   const SnapshotOptions options;
   bool under_way = false;            // the same on all ranks: a save whose outcome they do not know yet
+  bool warned = false;               // the same on all ranks: their optimizers differ, and they know
   snapshot::BackgroundTask writing;  // rank 0's
 };
 
 void Snapshots::Impl::wait() {
   if (!std::exchange(under_way, false)) return;
   snapshot::await_on_all(*group, writing);
+}
+
+snapshot::Settings Snapshots::Impl::agree_with_settings(const std::vector<SnapshotPart>& parts,
+                                                        const std::function<void()>& mine) {
+  snapshot::Settings settings;
+  const bool alike = snapshot::agree_and_compare(*group, [&] {
+    mine();
+    settings = snapshot::settings_of(parts);
+    return snapshot::digest_of(settings);
+  });
+  if (!std::exchange(warned, !alike) && !alike) snapshot::warn_of_differences(*group, settings);
+  return settings;
 }
 
 Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGroup> group,
@@ -98,7 +116,7 @@ Snapshots::~Snapshots() {
 }
 
 void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& position) {
-  auto& [directory, group, options, under_way, writing] = *impl_;
+  auto& [directory, group, options, under_way, warned, writing] = *impl_;
   if (options.read_only) {
     throw UsageError(base::compose({.what = "these snapshots are read-only",
                                     .where = directory.path().string(),
@@ -106,7 +124,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
   }
   impl_->wait();
   at::Tensor generator;
-  snapshot::agree(*group, [&] { generator = generator_state(); });
+  impl_->agree_with_settings(parts, [&] { generator = generator_state(); });
   const auto generators = group->gather(generator, 0);
   Document document;
   snapshot::agree(*group, [&] {
@@ -129,6 +147,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
 Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   impl_->wait();
   auto& group = *impl_->group;
+  const auto before = impl_->agree_with_settings(parts, [] {});
   std::optional<Document> document;
   snapshot::run_on_rank_0(group, [&] { document = read_to_resume(impl_->directory, group); });
   document = snapshot::share(group, std::move(document));
@@ -141,6 +160,7 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   });
   // It does not fail by itself; if the machine does, all ranks hear of it.
   snapshot::agree(group, restore);
+  if (impl_->leads()) snapshot::warn_of_other_rates(parts, before);
   return position;
 }
 

@@ -1,4 +1,6 @@
 // seed_everything.
+#include "train/seed.h"
+
 #include <cstdlib>
 
 #include <ATen/Context.h>
@@ -19,25 +21,32 @@ uint64_t splitmix64(uint64_t state) {
   return state ^ (state >> 31);
 }
 
-// Mixes, and gives different numbers for different ones: each step can be undone.
-uint32_t permute32(uint32_t number) {
-  number = (number ^ (number >> 16)) * 0x85ebca6bU;
-  number = (number ^ (number >> 13)) * 0xc2b2ae35U;
+// Mixes the lower 31 bits, and gives different numbers for different ones: each step can be undone.
+uint32_t permute31(uint32_t number) {
+  constexpr uint32_t kMask = 0x7fffffffU;
+  number &= kMask;
+  number = ((number ^ (number >> 16)) * 0x85ebca6bU) & kMask;
+  number = ((number ^ (number >> 13)) * 0xc2b2ae35U) & kMask;
   return number ^ (number >> 16);
-}
-
-// LibTorch's CPU generator looks at the lower 32 bits only. Among that few, plain hashes of a thousand ranks
-// would meet once in ten thousand seeds; a permutation never does.
-uint64_t seed_of(uint64_t seed, int rank) {
-  const uint64_t mixed = splitmix64(seed);
-  const auto low = permute32(static_cast<uint32_t>(mixed) + static_cast<uint32_t>(rank));
-  return (mixed & 0xffffffff00000000U) | low;
 }
 
 }  // namespace
 
+// Rank 0 has the seed itself, so that a world of one draws what the plain program draws.
+//
+// LibTorch's CPU generator looks at the lower 32 bits only. Among that few, plain hashes of a thousand ranks
+// would meet once in ten thousand seeds; a permutation never does. The highest of the 32 is the seed's
+// turned over: no other rank meets rank 0, nor rank 0 of a run with another small seed.
+uint64_t train::seed_of(uint64_t seed, int rank) {
+  if (rank == 0) return seed;
+  const uint64_t mixed = splitmix64(seed);
+  const auto low = permute31(static_cast<uint32_t>(mixed) + static_cast<uint32_t>(rank));
+  const auto high_bit = ~static_cast<uint32_t>(seed) & 0x80000000U;
+  return (mixed & 0xffffffff00000000U) | high_bit | low;
+}
+
 uint64_t seed_everything(uint64_t seed, const ProcessGroup& group, Seeds seeds) {
-  const uint64_t mine = seeds == Seeds::Same ? seed : seed_of(seed, group.rank());
+  const uint64_t mine = seeds == Seeds::Same ? seed : train::seed_of(seed, group.rank());
   at::manual_seed(mine);
   std::srand(static_cast<unsigned>(mine));
   return mine;

@@ -49,11 +49,11 @@ void train(const std::shared_ptr<ProcessGroup>& group) {
   options.first_bucket_mb = 0.002;
   DistributedDataParallel ddp(model, group, options);
   auto optimizer = mingpt::make_optimizer(*model, {.eps = 1e-3, .weight_decay = 0.1});
+  auto scheduler = mingpt::make_scheduler(optimizer, kSchedule);
 
   const auto rows = kBatch / group->world_size() / kPasses;
   for (int64_t step = 0; step < kSchedule.steps; ++step) {
     const auto batch = whole(kFirstBatch + step, {kBatch, kConfig.context + 1}, kConfig.vocabulary);
-    mingpt::set_learning_rate(optimizer, mingpt::learning_rate(step, kSchedule));
     optimizer.zero_grad();
     auto mean = torch::zeros({});
     for (int64_t pass = 0; pass < kPasses; ++pass) {
@@ -67,6 +67,7 @@ void train(const std::shared_ptr<ProcessGroup>& group) {
     }
     clip_grad_norm_(ddp.parameters(), kClip);
     optimizer.step();
+    scheduler.step();
     group->all_reduce(mean, ReduceOp::Avg);
     if (group->rank() == 0) {
       std::printf("{\"model\": \"mingpt\", \"rank\": 0, \"step\": %ld, \"loss\": %.9g}\n", step,
