@@ -1,6 +1,7 @@
 #include "snapshot/contents.h"
 
 #include <algorithm>
+#include <atomic>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <map>
@@ -17,7 +18,9 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/log.h"
 #include "base/printable.h"
+#include "data/uncounted.h"
 #include "snapshot/about.h"
 #include "snapshot/optimizer_state.h"
 
@@ -205,6 +208,18 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
   return pairs;
 }
 
+// A later epoch is the next one; an earlier one is most often a Position that was given none.
+void warn_if_going_back(int64_t sampler_epoch, int64_t epoch) {
+  static std::atomic<bool> warned = false;
+  if (epoch >= sampler_epoch || warned.exchange(true)) return;
+  base::log_warn("{}",
+                 base::compose({.what = fmt::format("a run resumed from this snapshot begins at epoch {}, "
+                                                    "from its beginning",
+                                                    epoch),
+                                .evidence = fmt::format("its sampler is in epoch {} now", sampler_epoch),
+                                .hint = "pass the epoch to save: {.epoch = epoch, .step = step}"}));
+}
+
 OptimizerState optimizer_in(const Document& document, const std::string& name, const json& about) {
   OptimizerState state{about, {}};
   const auto prefix = name + "/";
@@ -240,8 +255,12 @@ Document capture(const std::vector<SnapshotPart>& parts, const Position& positio
         document.tensors.push_back({part.name() + "/" + name, std::move(tensor)});
       }
     } else {
-      auto state = std::get<DistributedSampler*>(part.thing())->state();
-      if (state.epoch != position.epoch) {
+      const auto& sampler = *std::get<DistributedSampler*>(part.thing());
+      auto state = sampler.state();
+      if (state.epoch == position.epoch) {
+        data::warn_if_uncounted(sampler);
+      } else {
+        warn_if_going_back(state.epoch, position.epoch);
         state.epoch = position.epoch;
         state.consumed = 0;
       }
