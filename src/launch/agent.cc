@@ -221,6 +221,9 @@ void Agent::hear_workers() {
       tell({.kind = Event::Kind::Left, .attempt = attempt_, .rank = end.rank, .pid = end.pid});
       continue;
     }
+    if (end.note && end.note->untold) {
+      output_.keep(end.rank, fmt::format("{}: {}", end.note->kind, end.note->message));
+    }
     end.last_lines = output_.last_lines(end.rank, patience.remaining());
     tell({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = std::move(end)});
   }
