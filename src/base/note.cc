@@ -89,7 +89,8 @@ bool write_note(const Note& note) noexcept {
     const bool again = first.pid == ::getpid();
     if (again && (first.message != note.message || !note.untold)) return first.message == note.message;
     const std::string line = encode_note(note);
-    if (::write(static_cast<int>(*fd), line.data(), line.size()) != static_cast<ssize_t>(line.size())) return false;
+    if (::write(static_cast<int>(*fd), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      return false;
     first.pid = ::getpid();
     first.message = note.message;
     return true;

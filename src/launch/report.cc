@@ -69,7 +69,8 @@ std::string headline_of(const Failure& failure, const ReportContext& context) {
 bool is_quoted(const Failure& failure) {
   const auto& message = failure.note->message;
   const auto first = message.substr(0, message.find('\n'));
-  return !first.empty() && std::any_of(failure.last_lines.begin(), failure.last_lines.end(),
+  return !first.empty() &&
+         std::any_of(failure.last_lines.begin(), failure.last_lines.end(),
                      [&](const std::string& line) { return line.find(first) != std::string::npos; });
 }
 

@@ -125,6 +125,27 @@ const json& section(const json& about, const char* kind, const std::string& name
                      .hint = "resume with the parts that were saved, under the same names"}));
 }
 
+// For the command line, where a model without a name is the one that no --model asks for.
+[[noreturn]] void throw_no_model(const json& about, const std::string& model) {
+  std::vector<std::string> flags;
+  std::vector<std::string> names;
+  for (const auto& part : about.at("models").items()) {
+    if (part.key().empty()) continue;
+    names.push_back(base::quote(part.key()));
+    flags.push_back("--model " + base::printable(part.key()));
+  }
+  const bool has_unnamed = about.at("models").contains("");
+  if (has_unnamed) {
+    names.emplace_back("one without a name");
+    flags.emplace_back("no --model for the one without a name");
+  }
+  throw SnapshotError(base::compose(
+      {.what = model.empty() ? "all models of the snapshot have names"
+                             : fmt::format("the snapshot holds no model {}", base::quote(model)),
+       .evidence = names.empty() ? "it holds none" : fmt::format("it holds {}", fmt::join(names, ", ")),
+       .hint = names.empty() ? "" : fmt::format("say which: {}", fmt::join(flags, ", or "))}));
+}
+
 std::string first_few(const std::vector<std::string>& lines) {
   constexpr size_t kShown = 5;
   const auto shown = std::min(lines.size(), kShown);
@@ -331,7 +352,7 @@ std::vector<Entry> model_in(const Document& document, const std::string& model) 
   return understood([&] {
     std::vector<Entry> entries;
     const auto& saved = section(document.about, "models", model);
-    if (saved.is_null()) throw_missing(document.about, "models", model);
+    if (saved.is_null()) throw_no_model(document.about, model);
     const Lookup lookup(document);
     const auto take = [&](const std::string& name, const std::string& stored) {
       if (const auto* tensor = lookup.find(prefix_of(model) + stored)) entries.push_back({name, *tensor});

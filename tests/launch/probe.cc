@@ -16,7 +16,10 @@
 #include <unistd.h>
 #include <vector>
 
+#include <lockstep/error.h>
+
 #include "base/note.h"
+#include "base/uncaught.h"
 
 namespace {
 
@@ -123,6 +126,14 @@ void act(const std::string& action, const std::string& value) {
     const auto second = value.find(',', first + 1);
     return lockstep::base::write_note(
         {value.substr(0, first), value.substr(second + 1), {std::atoi(value.c_str() + first + 1)}});
+  }
+  if (action == "throw") {
+    lockstep::base::report_uncaught_errors();
+    throw lockstep::UsageError(value);
+  }
+  if (action == "throwother") {
+    lockstep::base::report_uncaught_errors();
+    throw std::runtime_error(value);
   }
   if (action == "stop") {
     ::raise(SIGSTOP);
