@@ -119,13 +119,15 @@ void act(const std::string& action, const std::string& value) {
   }
   if (action == "note") {
     const auto comma = value.find(',');
-    return lockstep::base::write_note({value.substr(0, comma), value.substr(comma + 1)});
+    lockstep::base::write_note({value.substr(0, comma), value.substr(comma + 1)});
+    return;
   }
   if (action == "blame") {  // kind,rank,message
     const auto first = value.find(',');
     const auto second = value.find(',', first + 1);
-    return lockstep::base::write_note(
+    lockstep::base::write_note(
         {value.substr(0, first), value.substr(second + 1), {std::atoi(value.c_str() + first + 1)}});
+    return;
   }
   if (action == "throw") {
     lockstep::base::report_uncaught_errors();
