@@ -207,10 +207,10 @@ TEST(Arguments, TorchrunsVariablesAreDefaults) {
 
 TEST(Arguments, HelpNamesEveryFlagOnce) {
   const auto text = std::get<HelpText>(parse_run_arguments({"--help"})).text;
-  for (const char* flag :
-       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint",
-        "--rdzv-id", "--rdzv-backend", "--standalone", "--max-restarts", "--monitor-interval", "--log-dir",
-        "--tee", "--grace-period", "--timeout", "--no-bind", "--no-heap", "--threads"}) {
+  for (const char* flag : {"-n, --nproc-per-node", "--nnodes", "--node-rank", "--master-addr",
+                           "--master-port", "--rdzv-endpoint", "--rdzv-id", "--rdzv-backend", "--standalone",
+                           "--max-restarts", "--monitor-interval", "--log-dir", "--tee", "--grace-period",
+                           "--timeout", "--no-bind", "--no-heap", "--threads"}) {
     EXPECT_NE(text.find(std::string("  ") + flag), std::string::npos) << flag;
   }
   EXPECT_EQ(text.find("_per_node,"), std::string::npos);
