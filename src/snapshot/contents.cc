@@ -134,16 +134,15 @@ const json& section(const json& about, const char* kind, const std::string& name
     names.push_back(base::quote(part.key()));
     flags.push_back("--model " + base::printable(part.key()));
   }
-  const bool has_unnamed = about.at("models").contains("");
-  if (has_unnamed) {
+  if (about.at("models").contains("")) {
     names.emplace_back("one without a name");
-    flags.emplace_back("no --model for the one without a name");
+    flags.emplace_back("leave --model out");
   }
   throw SnapshotError(base::compose(
       {.what = model.empty() ? "all models of the snapshot have names"
                              : fmt::format("the snapshot holds no model {}", base::quote(model)),
        .evidence = names.empty() ? "it holds none" : fmt::format("it holds {}", fmt::join(names, ", ")),
-       .hint = names.empty() ? "" : fmt::format("say which: {}", fmt::join(flags, ", or "))}));
+       .hint = fmt::format("{}", fmt::join(flags, ", or "))}));
 }
 
 std::string first_few(const std::vector<std::string>& lines) {

@@ -526,7 +526,7 @@ TEST(Snapshots, SeveralModelsAndOptimizers) {
   EXPECT_EQ(snapshot::model_in(document, "critic").size(), 6U);
   EXPECT_THAT(message_of<SnapshotError>([&] { snapshot::model_in(document, "nope"); }),
               AllOf(HasSubstr("holds no model \"nope\": it holds \"critic\", \"generator\""),
-                    HasSubstr("hint: say which: --model critic, or --model generator")));
+                    HasSubstr("hint: --model critic, or --model generator")));
   EXPECT_THAT(message_of<SnapshotError>([&] { snapshot::model_in(document, ""); }),
               AllOf(HasSubstr("all models of the snapshot have names"), HasSubstr("--model critic")));
   EXPECT_THAT(message_of<UsageError>([&] {
