@@ -100,7 +100,7 @@ bench: configure
 	@bench/run $(BUILD) $(BENCH_FLAGS)
 
 install: build
-	@cmake --install $(BUILD) --prefix $(PREFIX)
+	@cmake --install $(BUILD) --prefix $(PREFIX) --strip # what stack traces need stays in $(BUILD)
 
 format:
 	@scripts/setup lint

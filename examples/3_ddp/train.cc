@@ -19,11 +19,10 @@ int main(int argc, char** argv) {
   torch::optim::Adam optimizer(net->parameters(), 5e-3);
 
   auto data = Spirals(12000).map(torch::data::transforms::Stack<>());
-  lockstep::DistributedSampler sampler(data.size().value(), group);  // +
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, batch_size);
+  auto loader = lockstep::make_data_loader(std::move(data), batch_size, group);  // + each rank gets its share
 
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    sampler.set_epoch(epoch);  // +
+    loader->set_epoch(epoch);  // + an order of its own
     lockstep::Average mean_loss;
     for (auto& batch : *loader) {
       optimizer.zero_grad();

@@ -26,18 +26,17 @@ int main(int argc, char** argv) {
   torch::optim::Adam optimizer(net->parameters(), 5e-3);
 
   auto data = Spirals(12000).map(torch::data::transforms::Stack<>());
-  lockstep::DistributedSampler sampler(data.size().value(), group);
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, batch_size);
+  auto loader = lockstep::make_data_loader(std::move(data), batch_size, group);
 
   lockstep::Snapshots snapshots(argv[1], group);              // +
-  const auto at = snapshots.resume(ddp, optimizer, sampler);  // + zeros the first time
+  const auto at = snapshots.resume(ddp, optimizer, *loader);  // + zeros the first time
   if (group->rank() == 0 && at.step > 0) {                    // +
     std::printf("going on from epoch %ld, step %ld\n", at.epoch + 1, at.step);
   }
 
   auto step = at.step;                                    // +
   for (auto epoch = at.epoch; epoch < epochs; ++epoch) {  // +
-    sampler.set_epoch(epoch);
+    loader->set_epoch(epoch);
     lockstep::Average mean_loss;
     for (auto& batch : *loader) {
       optimizer.zero_grad();
@@ -46,11 +45,11 @@ int main(int argc, char** argv) {
       optimizer.step();
       mean_loss.add(loss.item<double>(), batch.target.size(0));
       // + in the middle of an epoch, too
-      if (++step % 20 == 0) snapshots.save(ddp, optimizer, sampler, {.epoch = epoch, .step = step});
+      if (++step % 20 == 0) snapshots.save(ddp, optimizer, *loader, {.epoch = epoch, .step = step});
     }
     const auto loss = mean_loss.all_reduce(*group);
     if (group->rank() == 0) std::printf("epoch %ld  loss %.4f\n", epoch + 1, loss);
-    snapshots.save(ddp, optimizer, sampler, {.epoch = epoch + 1, .step = step});  // +
+    snapshots.save(ddp, optimizer, *loader, {.epoch = epoch + 1, .step = step});  // +
   }
   ddp.verify_replicas();
   if (group->rank() == 0) std::printf("%.1f %% of new points right\n", 100 * accuracy(net));

@@ -13,7 +13,6 @@
 #include <optional>
 
 #include <lockstep/lockstep.h>
-#include <lockstep/sampler.h>
 #include <lockstep/snapshot.h>
 #include <lockstep/train.h>
 
@@ -33,8 +32,7 @@ using Group = std::shared_ptr<lockstep::ProcessGroup>;
 double evaluate(Ddp& ddp, const Images& images, const Group& group) {
   const torch::NoGradGuard no_grad;
   ddp.eval();
-  const lockstep::DistributedSampler sampler(*images.size(), group, {.shuffle = false, .exact = true});
-  const auto loader = torch::data::make_data_loader(images, sampler, 500);
+  const auto loader = lockstep::make_data_loader(images, 500, group, {.shuffle = false, .exact = true});
   lockstep::Average accuracy;
   for (auto& batch : *loader) {
     accuracy.add_sum(ddp->forward(batch.data).argmax(1).eq(batch.target).sum(), batch.data.size(0));
@@ -91,16 +89,15 @@ void train(const Options& options) {
   // The net is small: in the usual buckets of megabytes all gradients would travel at the end, in one.
   Ddp ddp(net, group, {.bucket_cap_mb = 0.25, .first_bucket_mb = 0.05});
   torch::optim::Adam optimizer(ddp.parameters(), options.lr);
-  lockstep::DistributedSampler sampler(*images.size(), group, {.seed = kSeed});
   const int64_t share = options.batch / group->world_size();
-  const auto loader = torch::data::make_data_loader(images, sampler, share);
-  const auto steps = static_cast<int64_t>((sampler.size() + share - 1) / share);
+  const auto loader = lockstep::make_data_loader(images, share, group, {.seed = kSeed});
+  const auto steps = (static_cast<int64_t>(loader->sampler().size()) + share - 1) / share;
 
   std::optional<lockstep::Snapshots> snapshots;
   lockstep::Position at;
   if (!options.snapshots.empty()) {
     snapshots.emplace(options.snapshots, group);
-    at = snapshots->resume(ddp, optimizer, sampler);
+    at = snapshots->resume(ddp, optimizer, *loader);
   }
   if (speaks && at.epoch > 0) {
     std::printf("going on after epoch %lld of %s\n", static_cast<long long>(at.epoch),
@@ -123,7 +120,7 @@ void train(const Options& options) {
     int64_t step = 0;
     const auto begin = std::chrono::steady_clock::now();
     const auto cpu_begin = std::clock();
-    sampler.set_epoch(epoch);
+    loader->set_epoch(epoch);
     for (auto& batch : *loader) {
       optimizer.zero_grad();
       const auto loss = torch::cross_entropy_loss(ddp(batch.data), batch.target);
@@ -148,7 +145,7 @@ void train(const Options& options) {
     std::nth_element(passes.begin(), middle, passes.end(),
                      [](const auto& a, const auto& b) { return a.backward < b.backward; });
     record.typical_pass = *middle;
-    if (snapshots) snapshots->save(ddp, optimizer, sampler, {.epoch = epoch + 1});
+    if (snapshots) snapshots->save(ddp, optimizer, *loader, {.epoch = epoch + 1});
     if (speaks) {
       std::printf("%s: loss %.4f, %.2f %% of the test images right, %.1f s\n", label.c_str(),
                   record.epochs.back().loss, 100 * record.epochs.back().accuracy, took.count());

@@ -6,6 +6,7 @@
 
 #include <lockstep/c10d.h>
 #include <lockstep/comm_hook.h>
+#include <lockstep/data_loader.h>
 #include <lockstep/data_parallel.h>
 #include <lockstep/ddp.h>
 #include <lockstep/ddp_stats.h>

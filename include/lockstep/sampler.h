@@ -13,6 +13,14 @@
 
 namespace lockstep {
 
+class DistributedSampler;
+namespace data {
+void warn_if_uncounted(const DistributedSampler& sampler);  // src/data/uncounted.h
+}
+namespace detail {
+class PassSampler;  // data_loader.h
+}
+
 struct SamplerOptions {
   // Each epoch in an order of its own, drawn from seed + epoch. Must be the same on all ranks.
   bool shuffle = true;
@@ -41,6 +49,8 @@ struct SamplerState {
 // A copy is the same sampler, and moving copies: what is called on the user's object acts on the data
 // loader's, from its next reset() on. So one sampler serves one loader at a time. All calls may come from any
 // thread; LibTorch's loaders make them in the thread that iterates, its ChunkDataset in workers of its own.
+//
+// lockstep::make_data_loader (data_loader.h) makes a loader that counts for its sampler, also with workers.
 //
 // Memory: nothing for an order that is not shuffled. A shuffled one takes 4 bytes a sample while reset() or
 // indices() builds it, and as much for each sample of this rank as long as it is iterated: with 1e8 samples
@@ -71,19 +81,22 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::vector<size_t> indices() const;
 
   // Begins an iteration: of an epoch set, restored or advanced since the last one where that points to,
-  // otherwise of the same epoch from its beginning, as Python does when set_epoch is forgotten.
-  // A new size (ChunkDataset passes one) replaces the dataset's, unless a restored position depends on it.
+  // otherwise of the same epoch from its beginning, as Python does when set_epoch is forgotten (with a
+  // warning if the order was meant to be shuffled). A new size (ChunkDataset passes one) replaces the
+  // dataset's, unless a restored position depends on it.
   void reset(torch::optional<size_t> new_size = {}) override;
   // Up to batch_size samples; none when the epoch is done.
   torch::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  // How many samples this rank is done with since it began or restored the epoch. Those handed out, until
-  // advance() is called: a loader with workers is handed samples ahead of the training, and only the user
-  // knows which have been trained on.
+  // How many samples this rank is done with since it began or restored the epoch: those that a
+  // lockstep::DataLoader has handed to the loop. With a loader of LibTorch's, those that the loader was
+  // handed, until advance() is called: with workers that is ahead of the training, and only the user knows
+  // which have been trained on.
   int64_t position() const;
   // This rank has trained on so many more samples; call it after each step, with the size of the batch. Once
   // called within an iteration, it alone counts, in later epochs too. Before an iteration, it skips. More
-  // than this rank was given is an error.
+  // than this rank was given is an error, and so is a call within the iteration of a lockstep::DataLoader,
+  // which counts by itself.
   void advance(size_t samples);
 
   // The same on all ranks that have done equally many steps.
@@ -102,6 +115,14 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  friend class detail::PassSampler;
+  friend void data::warn_if_uncounted(const DistributedSampler& sampler);
+
+  // For lockstep::DataLoader. in_order: batches reach the loop in the order of the samples.
+  void begin_pass(bool in_order);
+  void count(size_t samples);
+  void end_pass();
+
   struct Impl;
   std::shared_ptr<Impl> impl_;  // shared by all copies
 };

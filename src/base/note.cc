@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,6 +28,21 @@ std::vector<int> culprits_in(const nlohmann::json& note) {
   return ranks;
 }
 
+std::optional<Note> note_in(std::string_view line) {
+  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("kind") || !json.contains("message")) return std::nullopt;
+  if (!json["kind"].is_string() || !json["message"].is_string()) return std::nullopt;
+  const auto untold = json.find("untold");
+  return Note{json["kind"], json["message"], culprits_in(json), untold != json.end() && *untold == true};
+}
+
+// What this process has written. A forked one has written nothing yet.
+struct First {
+  std::mutex mutex;
+  pid_t pid = 0;
+  std::string message;
+};
+
 }  // namespace
 
 std::string encode_note(const Note& note) {
@@ -38,6 +54,7 @@ std::string encode_note(const Note& note) {
       json["culprits"] =
           std::vector<int>(note.culprits.begin(), note.culprits.begin() + static_cast<long>(most));
     }
+    if (note.untold) json["untold"] = true;
     std::string line = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     if (line.size() < kMostBytes || message.empty()) return line + "\n";
     message.resize(message.size() / 2);
@@ -45,23 +62,40 @@ std::string encode_note(const Note& note) {
 }
 
 std::optional<Note> decode_note(std::string_view bytes) {
-  const auto line = bytes.substr(0, bytes.find('\n'));
-  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("kind") || !json.contains("message")) return std::nullopt;
-  if (!json["kind"].is_string() || !json["message"].is_string()) return std::nullopt;
-  return Note{json["kind"], json["message"], culprits_in(json)};
+  std::optional<Note> first;
+  while (!bytes.empty()) {
+    const auto end = std::min(bytes.find('\n'), bytes.size());
+    auto note = note_in(bytes.substr(0, end));
+    bytes.remove_prefix(std::min(end + 1, bytes.size()));
+    if (!first && !note) return std::nullopt;
+    if (!first) {
+      first = std::move(note);
+    } else if (note && note->message == first->message) {
+      first->untold = first->untold || note->untold;
+    }
+  }
+  return first;
 }
 
-void write_note(const Note& note) noexcept {
+bool write_note(const Note& note) noexcept {
+  // Never destroyed, as other threads may fail while the process ends.
+  static auto& first = *new First;
   try {
     const auto fd = env_int("LOCKSTEP_NOTE_FD", 3, 1 << 20);
     struct stat status {};
     // The number may have come down to a grandchild in which it means another file.
-    if (!fd || ::fstat(static_cast<int>(*fd), &status) != 0 || !S_ISFIFO(status.st_mode)) return;
+    if (!fd || ::fstat(static_cast<int>(*fd), &status) != 0 || !S_ISFIFO(status.st_mode)) return false;
+    const std::lock_guard lock(first.mutex);
+    const bool again = first.pid == ::getpid();
+    if (again && (first.message != note.message || !note.untold)) return first.message == note.message;
     const std::string line = encode_note(note);
-    [[maybe_unused]] const auto written = ::write(static_cast<int>(*fd), line.data(), line.size());
+    if (::write(static_cast<int>(*fd), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      return false;
+    first.pid = ::getpid();
+    first.message = note.message;
+    return true;
   } catch (...) {
-    // A note is a courtesy; the error itself is being thrown elsewhere.
+    return false;  // a note is a courtesy; the error itself is being thrown elsewhere
   }
 }
 

@@ -19,13 +19,17 @@ struct Note {
   // tell: those that are gone or did not answer. Only the first kMostCulprits are passed on.
   std::vector<int> culprits;
 
+  // The process has not printed it: whoever reads the note does.
+  bool untold = false;
+
   static constexpr size_t kMostCulprits = 64;
 
   bool operator==(const Note&) const = default;
 };
 
-// Async-signal-unsafe, never throws. The first note of a process is the one that counts.
-void write_note(const Note& note) noexcept;
+// Async-signal-unsafe, never throws. The first note of a process is the one that counts; a later one of the
+// same error can only say that it is untold. True if the agent will know of this error.
+bool write_note(const Note& note) noexcept;
 
 std::string encode_note(const Note& note);
 std::optional<Note> decode_note(std::string_view bytes);

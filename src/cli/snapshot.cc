@@ -75,6 +75,9 @@ void with_file(const fs::path& path, const std::function<void(const fs::path&)>&
   }
 }
 
+// Weights of another program, without a run that they come from.
+bool is_imported(const nlohmann::json& about) { return about.value("imported", false); }
+
 void print_row(const Json& row) {
   const auto name = row["file"].get<std::string>();
   for (const char* trouble : {kDamaged, kUnreadable}) {
@@ -82,9 +85,13 @@ void print_row(const Json& row) {
     fmt::print("{:<32} {}: {}\n", name, trouble, row[trouble].get<std::string>());
     return;
   }
-  fmt::print("{:<32} {:>6} {:>9} {:>5} {:>10}  {}\n", name, row["epoch"].get<int64_t>(),
-             row["step"].get<int64_t>(), row["ranks"].get<int>(), human_bytes(row["bytes"].get<uint64_t>()),
-             row["saved"].get<std::string>());
+  const bool imported = row["imported"].get<bool>();
+  const auto number = [&](const char* field) {
+    return imported ? std::string("-") : fmt::format("{}", row[field].get<int64_t>());
+  };
+  fmt::print("{:<32} {:>6} {:>9} {:>5} {:>10}  {}{}\n", name, number("epoch"), number("step"),
+             number("ranks"), human_bytes(row["bytes"].get<uint64_t>()), row["saved"].get<std::string>(),
+             imported ? ", imported" : "");
 }
 
 int list(const fs::path& path, bool json) {
@@ -103,7 +110,8 @@ int list(const fs::path& path, bool json) {
                   {"step", position.step},
                   {"ranks", snapshot::world_size_of(summary.about)},
                   {"bytes", summary.bytes},
-                  {"saved", time_text(snapshot::saved_of(summary.about))}});
+                  {"saved", time_text(snapshot::saved_of(summary.about))},
+                  {"imported", is_imported(summary.about)}});
     } catch (const snapshot::GoneError&) {
       continue;  // a writer has removed it since
     } catch (const SnapshotError& error) {
@@ -128,9 +136,14 @@ std::string text_of(const std::variant<int64_t, double, std::string>& value) {
 }
 
 void show_run(const nlohmann::json& about) {
+  const auto saved = time_text(snapshot::saved_of(about));
+  if (is_imported(about)) {
+    fmt::print("  imported {}: weights alone; a run that resumes with them begins at epoch 0\n", saved);
+    return;
+  }
   const auto position = snapshot::position_of(about);
-  fmt::print("  saved {} by {} ranks\n", time_text(snapshot::saved_of(about)),
-             snapshot::world_size_of(about));
+  const auto ranks = snapshot::world_size_of(about);
+  fmt::print("  saved {} by {} rank{}\n", saved, ranks, ranks == 1 ? "" : "s");
   fmt::print("  epoch {}, step {}\n", position.epoch, position.step);
   for (const auto& [name, value] : position.values) {
     fmt::print("  {} = {}\n", printable(name), printable(text_of(value)));
@@ -204,6 +217,11 @@ void export_pt(const fs::path& file, const fs::path& out, const std::string& mod
   std::vector<snapshot::Entry> entries;
   if (document.about.contains("models")) {
     entries = snapshot::model_in(document, model);
+  } else if (!model.empty()) {
+    throw UsageError(base::compose({.what = fmt::format("there is no model \"{}\"", printable(model)),
+                                    .where = shown(file),
+                                    .evidence = "the file is of another program, and is one model",
+                                    .hint = "leave --model out"}));
   } else {
     entries = document.tensors;
   }

@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/hints.h"
 #include "base/log.h"
 #include "base/note.h"
 #include "comm/rendezvous.h"
@@ -114,6 +115,12 @@ std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::millis
   }
 }
 
+// Rather than that it left in good order, or that nobody can tell.
+bool was_lost(const ProcessGroup::Impl& group, int rank) {
+  const auto lost = group.store->ended(store::Ending::Lost);
+  return std::any_of(lost.begin(), lost.end(), [&](const auto& each) { return each.rank == rank; });
+}
+
 // What another rank said when it ended the group, unless a rank was lost before.
 std::optional<store::Failure> find_failure(const ProcessGroup::Impl& group) {
   auto failure = group.store->failure();
@@ -206,7 +213,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
     culprits = {ended.front()};
     text.evidence =
         fmt::format("{} has ended; the backend says: {}", group.ranks.at(ended.front()).describe(), message);
-    text.hint = "look at the output of that rank: it ended first";
+    text.hint = was_lost(group, ended.front()) ? base::kItEndedFirst : base::kItEndedFirstOrMadeFewerSteps;
   } else if (timed_out) {
     kind = "TimeoutError";
     const auto late = find_late(group, call);

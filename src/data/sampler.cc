@@ -11,12 +11,16 @@
 #include <lockstep/sampler.h>
 
 #include "base/error_text.h"
+#include "base/log.h"
+#include "data/look_ahead.h"
 #include "data/shard.h"
 #include "data/share.h"
+#include "data/uncounted.h"
 
 namespace lockstep {
 
 using data::LastRound;
+using data::LookAhead;
 using data::Shard;
 using data::Share;
 
@@ -54,6 +58,13 @@ int64_t read_integer(torch::serialize::InputArchive& archive, const char* key) {
 }  // namespace
 
 struct DistributedSampler::Impl {
+  // Whose word counts for what has been trained on.
+  enum class Counting {
+    HandedOut,  // nobody's: what was handed out
+    Advance,    // the user's
+    Loader,     // that of a lockstep::DataLoader
+  };
+
   std::mutex mutex;  // over everything below
   const SamplerOptions options;
   const int world;
@@ -64,11 +75,21 @@ struct DistributedSampler::Impl {
   int64_t epoch = 0;
   uint64_t start = 0;
   uint64_t advanced = 0;
-  bool advance_counts = false;  // rather than what is handed out
-  bool begun = false;           // `share` is of this epoch and start
+  Counting counting = Counting::HandedOut;
+  bool begun = false;  // `share` is of this epoch and start
 
-  std::optional<Share> share;  // the iteration under way
-  uint64_t handed_out = 0;     // of it
+  bool pointed = false;  // set_epoch() or restore() was called since the iteration began
+  bool ever_pointed = false;
+
+  std::optional<Share> share;    // the iteration under way
+  uint64_t handed_out = 0;       // of it
+  uint64_t counted_batches = 0;  // of it, by a DataLoader
+  bool passed = false;           // that the DataLoader has come to the end of
+  bool in_order = true;          // as the DataLoader's batches are
+  LookAhead look_ahead;
+
+  bool warned_of_epoch = false;
+  bool warned_of_position = false;
 
   Impl(size_t dataset_size_, int world_, int rank_, const SamplerOptions& options_)
       : options(options_), world(world_), rank(rank_), dataset_size(dataset_size_) {}
@@ -89,7 +110,7 @@ struct DistributedSampler::Impl {
     return Share(shard_from(from), options.shuffle ? std::optional(seed) : std::nullopt);
   }
 
-  uint64_t position() const { return begun && !advance_counts ? handed_out : advanced; }
+  uint64_t position() const { return begun && counting == Counting::HandedOut ? handed_out : advanced; }
   uint64_t consumed() const { return shard_from(start).consumed(position()); }
 
   void point_to(int64_t new_epoch, uint64_t new_start) {
@@ -99,12 +120,28 @@ struct DistributedSampler::Impl {
     begun = false;
   }
 
+  // The user has said where to go on.
+  void point() { pointed = ever_pointed = true; }
+
   void begin(uint64_t from) {
     share.reset();  // not two at a time
     share = share_from(from);
     start = from;
-    advanced = handed_out = 0;
+    advanced = handed_out = counted_batches = 0;
     begun = true;
+    pointed = passed = false;
+    look_ahead = {};
+  }
+
+  // Another order was meant, but nobody has said so.
+  void warn_of_epoch(std::string_view line) {
+    if (!options.shuffle || options.exact || dataset_size < 2 || ever_pointed) return;
+    if (std::exchange(warned_of_epoch, true)) return;
+    base::log_warn("{}",
+                   base::compose({.what = fmt::format("epoch {} is dealt again in the same order", epoch),
+                                  .where = where(),
+                                  .evidence = "set_epoch was not called",
+                                  .hint = std::string(line)}));
   }
 
   template <class Value>
@@ -161,6 +198,7 @@ DistributedSampler::DistributedSampler(size_t dataset_size, int num_replicas, in
 void DistributedSampler::set_epoch(int64_t epoch) {
   const std::lock_guard lock(impl_->mutex);
   if (epoch != impl_->epoch) impl_->point_to(epoch, 0);
+  impl_->point();
 }
 
 int64_t DistributedSampler::epoch() const {
@@ -199,6 +237,14 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     }
     impl_->dataset_size = *new_size;
   }
+  // With a size given it is ChunkDataset, for which an iteration is a chunk.
+  if (impl_->begun && !new_size && impl_->handed_out > 0 && impl_->handed_out == impl_->share->size()) {
+    impl_->warn_of_epoch(
+        "sampler.set_epoch(epoch) before each loop shuffles anew; lockstep::make_data_loader(dataset, "
+        "batch_size) "
+        "does it by itself");
+  }
+  if (impl_->counting == Impl::Counting::Loader) impl_->counting = Impl::Counting::HandedOut;
   impl_->begin(from);
 }
 
@@ -212,6 +258,7 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
   if (!impl_->share) impl_->begin(impl_->consumed());
   const auto& share = *impl_->share;
   auto& k = impl_->handed_out;
+  impl_->look_ahead.asked(k < share.size());
   if (k == share.size()) return {};
   std::vector<size_t> batch(std::min<size_t>(batch_size, share.size() - k));
   for (auto& sample : batch) sample = share[k++];
@@ -225,6 +272,13 @@ int64_t DistributedSampler::position() const {
 
 void DistributedSampler::advance(size_t samples) {
   const std::lock_guard lock(impl_->mutex);
+  if (impl_->begun && impl_->counting == Impl::Counting::Loader) {
+    throw UsageError(base::compose(
+        {.what = fmt::format("the sampler cannot advance by {} samples", samples),
+         .where = fmt::format("{}, epoch {}", impl_->where(), impl_->epoch),
+         .evidence = "its loader is lockstep::make_data_loader's, which counts what the loop is handed",
+         .hint = "remove the call of sampler.advance()"}));
+  }
   // Nobody trains on what a loader has not been given; by hand, with indices(), nothing is handed out.
   const bool by_loader = impl_->begun && impl_->handed_out > 0;
   const uint64_t most = by_loader ? impl_->handed_out : impl_->shard_from(impl_->start).size();
@@ -237,7 +291,65 @@ void DistributedSampler::advance(size_t samples) {
          .hint = "pass the number of samples in this rank's batch; the last batch may be smaller"}));
   }
   impl_->advanced += samples;
-  if (impl_->begun) impl_->advance_counts = true;
+  if (impl_->begun) impl_->counting = Impl::Counting::Advance;
+}
+
+void DistributedSampler::begin_pass(bool in_order) {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->begun && !impl_->pointed) {
+    if (impl_->passed) {
+      impl_->point_to(impl_->epoch + 1, 0);
+    } else if (impl_->counted_batches > 1) {  // one is a look at what a batch is like
+      impl_->warn_of_epoch("the last loop was left early; call loader->set_epoch(epoch) before each");
+    }
+  }
+  impl_->begin(impl_->begun ? 0 : impl_->consumed());
+  impl_->counting = Impl::Counting::Loader;
+  impl_->in_order = in_order;
+}
+
+void DistributedSampler::count(size_t samples) {
+  const std::lock_guard lock(impl_->mutex);
+  if (!impl_->begun) return;  // set_epoch() or restore() has left this pass behind
+  impl_->advanced += samples;
+  ++impl_->counted_batches;
+}
+
+void DistributedSampler::end_pass() {
+  const std::lock_guard lock(impl_->mutex);
+  if (!impl_->begun) return;
+  impl_->advanced = impl_->share->size();
+  impl_->passed = true;
+}
+
+void data::warn_if_uncounted(const DistributedSampler& sampler) {
+  auto& impl = *sampler.impl_;
+  using Counting = DistributedSampler::Impl::Counting;
+  const std::lock_guard lock(impl.mutex);
+  if (!impl.begun || impl.warned_of_position) return;
+  const auto warn = [&](std::string what, std::string evidence, std::string hint) {
+    impl.warned_of_position = true;
+    base::log_warn("{}", base::compose({.what = std::move(what),
+                                        .where = fmt::format("{}, epoch {}", impl.where(), impl.epoch),
+                                        .evidence = std::move(evidence),
+                                        .hint = std::move(hint)}));
+  };
+  if (impl.counting == Counting::HandedOut && impl.look_ahead.ahead()) {
+    warn(
+        "the sampler's position in this snapshot is ahead of the training, so a resumed run would leave out "
+        "samples",
+        fmt::format("its loader took several batches before the first was trained on, {} by now",
+                    impl.look_ahead.batches()),
+        "make the loader with lockstep::make_data_loader(dataset, sampler, options), or call "
+        "sampler.advance(batch size) after each step");
+  } else if (impl.counting == Counting::Loader && !impl.in_order && impl.advanced > 0 && !impl.passed) {
+    warn(
+        "a run resumed from this snapshot takes as many steps as are left, but may repeat or leave out "
+        "samples "
+        "of this epoch",
+        "the loader's batches come in any order (enforce_ordering(false))",
+        "leave out enforce_ordering(false), or save between epochs");
+  }
 }
 
 SamplerState DistributedSampler::state() const {
@@ -258,6 +370,7 @@ void DistributedSampler::restore(const SamplerState& state) {
   const std::lock_guard lock(impl_->mutex);
   impl_->check(state);
   impl_->point_to(state.epoch, state.consumed);
+  impl_->point();
 }
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/net.h"
 #include "base/note.h"
+#include "base/uncaught.h"
 #include "comm/environment.h"
 #include "comm/rendezvous.h"
 #include "comm/store.h"
@@ -111,6 +112,7 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
 }  // namespace
 
 std::shared_ptr<ProcessGroup> init_process_group(InitOptions options) {
+  base::report_uncaught_errors();
   auto& state = the_default();
   const std::lock_guard lock(state.mutex);
   if (state.group) {
@@ -131,6 +133,7 @@ std::shared_ptr<ProcessGroup> default_group() {
   auto& state = the_default();
   const std::lock_guard lock(state.mutex);
   if (!state.group) {
+    base::report_uncaught_errors();
     throw UsageError(base::compose({.what = "there is no default process group",
                                     .evidence = "init_process_group has not been called in this process",
                                     .hint = "call lockstep::init_process_group() first"}));

@@ -18,6 +18,7 @@
 #include "launch/enlist.h"
 #include "launch/gang.h"
 #include "launch/job.h"
+#include "launch/limits.h"
 #include "launch/output.h"
 #include "launch/program.h"
 #include "launch/report.h"
@@ -221,6 +222,9 @@ void Agent::hear_workers() {
       tell({.kind = Event::Kind::Left, .attempt = attempt_, .rank = end.rank, .pid = end.pid});
       continue;
     }
+    if (end.note && end.note->untold) {
+      output_.keep(end.rank, fmt::format("{}: {}", end.note->kind, end.note->message));
+    }
     end.last_lines = output_.last_lines(end.rank, patience.remaining());
     tell({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = std::move(end)});
   }
@@ -291,6 +295,11 @@ void Agent::start(int attempt) {
   killing_ = false;
   stop_signal_ = 0;
   overdue_at_.reset();
+  // One rank is seldom what a launcher is for. On several nodes it may be.
+  if (attempt == 0 && options_.nproc_by_default && membership_.nnodes() == 1) {
+    say(fmt::format("starting 1 rank; -n N (--nproc-per-node N) starts N, -n auto one for each {}",
+                    available_gpus() > 0 ? "GPU" : "core"));
+  }
   if (attempt > 0) say(fmt::format("restart {} of {}", attempt, membership_.welcome.max_restarts));
   Failure failure{.rank = membership_.first_rank(), .host = base::host_name()};
   try {

@@ -23,14 +23,14 @@ constexpr uint16_t kMasterPort = 29500;    // torchrun's --master-port
 constexpr uint16_t kEndpointPort = 29400;  // torchrun's --rdzv-endpoint without a port
 
 constexpr const char* kExamples = R"(Examples:
-  lockstep run --nproc-per-node 4 ./train --epochs 10
+  lockstep run -n 4 ./train --epochs 10
   lockstep run --nproc-per-node auto --log-dir logs ./train
-  lockstep run --nproc-per-node 4 python3 train.py
+  lockstep run -n 4 python3 train.py
   lockstep run --nnodes 2 --node-rank 0 --master-addr node0 --nproc-per-node 4 ./train     (on node0)
   lockstep run --nnodes 2 --node-rank 1 --master-addr node0 --nproc-per-node 4 ./train     (on the other)
   lockstep run --nnodes 2 --rdzv-endpoint node0 --nproc-per-node 4 ./train                 (the same line on both)
 
-Flags may be written with dashes or underscores, and preset with torchrun's variables (PET_NPROC_PER_NODE …).
+Flags may be written with dashes or underscores, and preset with torchrun's variables (PET_NPROC_PER_NODE …). -np is -n.
 The exit status is 0 when every rank exited 0, otherwise that of the rank that failed first (128 + N for signal N).
 )";
 
@@ -106,9 +106,10 @@ class RunParser {
 
     app_.get_help_ptr()->group("");
     group_ = "Workers";
-    value("--nproc-per-node", raw_.nproc, "N|auto|cpu|gpu",
-          "workers on this machine (default 1)\nauto: one for each GPU, or for each core if there is none",
-          "PET_NPROC_PER_NODE");
+    nproc_ = value(
+        "--nproc-per-node", raw_.nproc, "N|auto|cpu|gpu",
+        "workers on this machine (default 1)\nauto: one for each GPU, or for each core if there is none",
+        "PET_NPROC_PER_NODE", "-n");
     value("--max-restarts", raw_.max_restarts, "N",
           "when a rank fails, stop all and start all again,\nup to N times (default 0)", "PET_MAX_RESTARTS");
     value("--grace-period", raw_.grace, "SECONDS",
@@ -157,7 +158,9 @@ class RunParser {
 
   std::variant<RunOptions, HelpText> parse(const std::vector<std::string>& arguments) {
     try {
-      app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+      auto words = with_long_names(arguments);
+      std::reverse(words.begin(), words.end());  // as CLI11 wants them
+      app_.parse(std::move(words));
     } catch (const CLI::CallForHelp&) {
       return HelpText{app_.help()};
     } catch (const CLI::ParseError& error) {
@@ -174,17 +177,28 @@ class RunParser {
     return option;
   }
 
-  void value(const std::string& name, std::string& target, const char* type, const char* help,
-             const char* variable = nullptr) {
-    auto* option = app_.add_option(name + "," + with_underscores(name), target, help);
+  CLI::Option* value(const std::string& name, std::string& target, const char* type, const char* help,
+                     const char* variable = nullptr, const std::string& short_name = "") {
+    const auto names = (short_name.empty() ? "" : short_name + ",") + name + "," + with_underscores(name);
+    auto* option = app_.add_option(names, target, help);
     option->type_name(type)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    add_environment(option, variable);
+    return add_environment(option, variable);
   }
 
   void flag(const std::string& name, bool& target, const char* help, const char* variable = nullptr) {
     auto* option = app_.add_flag(name + "," + with_underscores(name), target, help);
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     add_environment(option, variable);
+  }
+
+  // mpirun's -np, which to CLI11 would be -n with the value "p"; in front of the program only.
+  std::vector<std::string> with_long_names(std::vector<std::string> words) const {
+    for (size_t i = 0; i < words.size() && words[i].starts_with('-') && words[i] != "--";) {
+      if (words[i] == "-np") words[i] = "--nproc-per-node";
+      const auto* option = app_.get_option_no_throw(words[i]);
+      i += option != nullptr && option->get_items_expected_max() > 0 ? 2 : 1;
+    }
+    return words;
   }
 
   // The program and its arguments: what CLI11 left over.
@@ -215,6 +229,7 @@ class RunParser {
 
   CLI::App app_;
   Raw raw_;
+  CLI::Option* nproc_ = nullptr;
   std::string group_;
   std::vector<std::string> known_;
 };
@@ -260,6 +275,7 @@ RunOptions RunParser::interpret(std::vector<std::string> command) const {
   RunOptions options;
   options.command = std::move(command);
   options.nproc = parse_nproc(raw_.nproc);
+  options.nproc_by_default = nproc_->count() == 0;
   options.nnodes = parse_nnodes(raw_.nnodes);
   options.run_id = raw_.run_id;
   if (options.run_id.size() > 256 || std::any_of(options.run_id.begin(), options.run_id.end(),

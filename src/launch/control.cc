@@ -109,7 +109,8 @@ Json json_of(const std::optional<Failure>& failure) {
   if (failure->note) {
     note = {{"kind", failure->note->kind},
             {"message", failure->note->message},
-            {"culprits", failure->note->culprits}};
+            {"culprits", failure->note->culprits},
+            {"untold", failure->note->untold}};
   }
   Json culprits = Json::array();
   for (const auto& culprit : failure->culprits) {
@@ -144,6 +145,7 @@ std::optional<Failure> failure_of(const Json& object) {
       failure.note->culprits.push_back(bounded(rank, 0, kMostRanks));
     }
     if (failure.note->culprits.size() > base::Note::kMostCulprits) throw Unexpected();
+    failure.note->untold = note.at("untold").get<bool>();
   }
   for (const auto& line : object.at("last_lines")) {
     failure.last_lines.push_back(line_in(line, Tail::kMostLineBytes));

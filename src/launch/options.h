@@ -26,6 +26,7 @@ struct Tee {
 
 struct RunOptions {
   int nproc = 1;
+  bool nproc_by_default = false;  // nobody has said how many
   int nnodes = 1;
   std::optional<int> node_rank;
   std::string address;  // of node 0; empty for a job of one node

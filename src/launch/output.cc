@@ -144,8 +144,9 @@ void Output::attach(int rank, base::Fd out, base::Fd err, int tee, std::shared_p
       Stream{2 * rank, rank, std::move(out), (tee & 1) != 0 ? &out_ : nullptr, log, {}, {}}));
   streams->push_back(std::make_unique<Stream>(
       Stream{2 * rank + 1, rank, std::move(err), (tee & 2) != 0 ? &err_ : nullptr, log, {}, {}}));
-  post([this, rank, streams] {
+  post([this, rank, streams, log] {
     tails_[rank] = Tail();
+    logs_[rank] = log;
     for (auto& stream : *streams) streams_.push_back(std::move(stream));
   });
 }
@@ -158,6 +159,14 @@ void Output::say(std::string text) {
 void Output::say_at_once(std::string text) {
   if (!text.ends_with('\n')) text += '\n';
   post([this, text = std::move(text)] { say_now(text); });
+}
+
+void Output::keep(int rank, std::string text) {
+  if (!text.ends_with('\n')) text += '\n';
+  post([this, rank, text = std::move(text)] {
+    read_all();
+    if (logs_[rank]) logs_[rank]->write(2 * rank + 1, text);
+  });
 }
 
 std::vector<std::string> Output::last_lines(int rank, std::chrono::milliseconds at_most) {

@@ -70,6 +70,8 @@ class Output {
   // The same, but ahead of what the workers have written and nobody has read yet: what they say of their end,
   // when they are told to stop, comes after the reason.
   void say_at_once(std::string text);
+  // In the log file of a rank, if it has one, after all that the rank has written.
+  void keep(int rank, std::string text);
   // Of a rank that has ended. Blocks, for `at_most`, until all that it has written has been read.
   std::vector<std::string> last_lines(int rank, std::chrono::milliseconds at_most);
 
@@ -114,6 +116,7 @@ class Output {
   // The output thread's own.
   std::vector<std::unique_ptr<Stream>> streams_;
   std::map<int, Tail> tails_;
+  std::map<int, std::shared_ptr<RankLog>> logs_;
   bool finishing_ = false;
 
   std::thread thread_;

@@ -1,7 +1,11 @@
 #include "launch/report.h"
 
+#include <algorithm>
+#include <csignal>
 #include <fmt/format.h>
+#include <sys/wait.h>
 
+#include "base/hints.h"
 #include "launch/shown.h"
 
 namespace lockstep::launch {
@@ -11,22 +15,63 @@ namespace {
 // What a worker wrote may be shown to somebody who did not write the program.
 constexpr size_t kMostShown = 8192;
 
+// Each line of `text` on a line of its own, indented.
+std::string indented(const std::string& text, const char* indent) {
+  std::string lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines += fmt::format("{}{}\n", indent, text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+// An error that nobody caught says all there is to say: there is nothing to look for in a core dump.
+bool died_of_our_error(const Failure& failure) {
+  if (failure.note && failure.note->untold) return true;
+  return WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGABRT &&
+         std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [](const std::string& line) {
+           return line.find("after throwing an instance of 'lockstep::") != std::string::npos;
+         });
+}
+
 std::string hint_for(const Failure& failure, const ReportContext& context) {
-  auto hint = hint_for_end(failure.wait_status);
-  if (!hint.empty()) return hint;
   // The note of one of lockstep's errors brings its own.
-  if (failure.note && failure.note->message.find("\nhint: ") != std::string::npos) return {};
+  const bool hinted = failure.note && failure.note->message.find("\nhint: ") != std::string::npos;
+  if (died_of_our_error(failure)) return {};
+  if (auto hint = hint_for_end(failure.wait_status); !hint.empty()) return hint;
+  if (hinted) return {};
+  if (!failure.culprits.empty() && failure.culprits.front().ended) return base::kItMadeFewerSteps;
   if (context.log_dir.empty()) return "--log-dir DIR keeps the whole output of each rank in a file";
   return fmt::format("its whole output is in {}/rank_{}.log on {}", context.log_dir, failure.rank,
                      failure.host);
 }
 
+std::string error_of(const Failure& failure) {
+  return shown_lines(fmt::format("{}: {}", failure.note->kind, failure.note->message), kMostShown, "");
+}
+
 std::string headline_of(const Failure& failure, const ReportContext& context) {
+  std::string how = describe_end(failure.wait_status) + "\n";
+  if (failure.note && failure.note->untold) {
+    const auto error = error_of(failure);
+    const auto end = std::min(error.find('\n'), error.size());
+    how = fmt::format("failed: {}\n", error.substr(0, end)) +
+          indented(error.substr(std::min(end + 1, error.size())), "  ");
+  }
   return fmt::format(
-      "lockstep run: rank {} {}\n"
+      "lockstep run: rank {} {}"
       "  rank {} of {}, local rank {}, host {}, pid {}\n",
-      failure.rank, describe_end(failure.wait_status), failure.rank, context.world_size, failure.local_rank,
-      failure.host, failure.pid);
+      failure.rank, how, failure.rank, context.world_size, failure.local_rank, failure.host, failure.pid);
+}
+
+// The program has printed it by itself, and it is among the lines that the report quotes.
+bool is_quoted(const Failure& failure) {
+  const auto& message = failure.note->message;
+  const auto first = message.substr(0, message.find('\n'));
+  return !first.empty() &&
+         std::any_of(failure.last_lines.begin(), failure.last_lines.end(),
+                     [&](const std::string& line) { return line.find(first) != std::string::npos; });
 }
 
 std::string headline_of(const std::vector<Culprit>& culprits, const Failure& failure,
@@ -44,17 +89,6 @@ std::string headline_of(const std::vector<Culprit>& culprits, const Failure& fai
                      describe_end(failure.wait_status), failure.host, failure.pid);
 }
 
-// Each line of `text` on a line of its own, indented.
-std::string indented(const std::string& text, const char* indent) {
-  std::string lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    lines += fmt::format("{}{}\n", indent, text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
 }  // namespace
 
 std::string failure_report(const Failure& failure, const ReportContext& context) {
@@ -63,14 +97,12 @@ std::string failure_report(const Failure& failure, const ReportContext& context)
   }
   std::string report = failure.culprits.empty() ? headline_of(failure, context)
                                                 : headline_of(failure.culprits, failure, context);
-  if (failure.note) {
-    report += "  its error:\n" +
-              indented(shown_lines(fmt::format("{}: {}", failure.note->kind, failure.note->message),
-                                   kMostShown, ""),
-                       "    ");
+  const bool in_headline = failure.note && failure.note->untold && failure.culprits.empty();
+  if (failure.note && !in_headline && !is_quoted(failure)) {
+    report += "  its error:\n" + indented(error_of(failure), "    ");
   }
   if (failure.last_lines.empty()) {
-    report += "  it printed nothing\n";
+    if (!in_headline) report += "  it printed nothing\n";
   } else {
     report += "  its last lines:\n";
     for (const auto& line : failure.last_lines) {

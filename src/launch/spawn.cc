@@ -29,6 +29,7 @@
 #include "base/note.h"
 #include "base/port.h"
 #include "base/token.h"
+#include "base/uncaught.h"
 #include "launch/control.h"
 #include "launch/environment.h"
 #include "launch/limits.h"
@@ -82,8 +83,8 @@ bool run_body(int rank, const std::function<void(int)>& body) {
     const auto* type = abi::__cxa_current_exception_type();
     note = {type != nullptr ? type_name(*type) : "unknown", "an exception that is not a std::exception"};
   }
-  base::write_note(note);
-  fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);
+  // The parent throws the one that is the cause.
+  if (!base::write_note(note)) fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);
   return false;
 }
 
@@ -307,6 +308,7 @@ void check(int nprocs, const std::function<void(int)>& body) {
 }  // namespace
 
 void spawn(int nprocs, std::function<void(int rank)> body) {
+  base::report_uncaught_errors();
   check(nprocs, body);
   // What is in the buffers now would be written once more by each child.
   std::cout.flush();

@@ -53,8 +53,9 @@ std::string describe_end(int wait_status) {
 }
 
 std::string describe_culprits(const std::vector<Culprit>& culprits) {
-  return culprits.front().ended ? "ended with status 0 while the others were still working"
-                                : "did not answer";
+  return culprits.front().ended
+             ? "ended with status 0 while the others were still working: it made fewer steps"
+             : "did not answer";
 }
 
 std::string hint_for_end(int wait_status) {

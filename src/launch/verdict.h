@@ -55,7 +55,7 @@ int exit_status(int wait_status);
 int as_wait_status(int status);
 // "exited with status 3", "was killed by signal 11 (Segmentation fault)"
 std::string describe_end(int wait_status);
-// "ended with status 0 while the others were still working", "did not answer"
+// "ended with status 0 while the others were still working: it made fewer steps", "did not answer"
 std::string describe_culprits(const std::vector<Culprit>& culprits);
 // What to do next about a process that ended like this; empty when nothing is known that helps.
 std::string hint_for_end(int wait_status);

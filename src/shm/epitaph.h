@@ -9,6 +9,8 @@
 
 namespace lockstep::shm {
 
+inline constexpr const char* kGoodEnd = "exited with status 0";
+
 // "killed by signal 9 (Killed)", "exited with status 3"; empty while the process lives and when nobody can
 // tell. `process` is its pidfd, which may be empty; `pid` is its number in this pid namespace. Never blocks.
 std::string epitaph_of(const base::Fd& process, int pid);

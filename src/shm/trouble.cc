@@ -7,10 +7,12 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/hints.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "shm/bell.h"
 #include "shm/endpoint.h"
+#include "shm/epitaph.h"
 #include "shm/laggards.h"
 #include "shm/mismatch.h"
 
@@ -34,6 +36,11 @@ std::exception_ptr make_error(const std::string& kind, const std::string& text,
   } catch (...) {
     return std::current_exception();
   }
+}
+
+const char* hint_for(const std::string& epitaph) {
+  if (epitaph.empty()) return base::kItEndedFirstOrMadeFewerSteps;
+  return epitaph == kGoodEnd ? base::kItMadeFewerSteps : base::kItEndedFirst;
 }
 
 void copy_text(char* to, size_t room, const std::string& text) {
@@ -141,7 +148,7 @@ void Endpoint::look_for_the_dead() {
                         .where = where(call),
                         .evidence = fmt::format("{} has ended{}{}", name_of(rank),
                                                 epitaph.empty() ? "" : ": ", epitaph),
-                        .hint = "look at the output of that rank: it ended first"}),
+                        .hint = hint_for(epitaph)}),
          {rank});
     return;
   }

@@ -1,6 +1,7 @@
 #include "snapshot/contents.h"
 
 #include <algorithm>
+#include <atomic>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <map>
@@ -17,7 +18,9 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/log.h"
 #include "base/printable.h"
+#include "data/uncounted.h"
 #include "snapshot/about.h"
 #include "snapshot/optimizer_state.h"
 #include "snapshot/scheduler_state.h"
@@ -132,6 +135,26 @@ constexpr const char* kAddedScheduler =
                                    : "resume with the parts that were saved, under the same names"}));
 }
 
+// For the command line, where a model without a name is the one that no --model asks for.
+[[noreturn]] void throw_no_model(const json& about, const std::string& model) {
+  std::vector<std::string> flags;
+  std::vector<std::string> names;
+  for (const auto& part : about.at("models").items()) {
+    if (part.key().empty()) continue;
+    names.push_back(base::quote(part.key()));
+    flags.push_back("--model " + base::printable(part.key()));
+  }
+  if (about.at("models").contains("")) {
+    names.emplace_back("one without a name");
+    flags.emplace_back("leave --model out");
+  }
+  throw SnapshotError(base::compose(
+      {.what = model.empty() ? "all models of the snapshot have names"
+                             : fmt::format("the snapshot holds no model {}", base::quote(model)),
+       .evidence = names.empty() ? "it holds none" : fmt::format("it holds {}", fmt::join(names, ", ")),
+       .hint = fmt::format("{}", fmt::join(flags, ", or "))}));
+}
+
 std::string first_few(const std::vector<std::string>& lines) {
   constexpr size_t kShown = 5;
   const auto shown = std::min(lines.size(), kShown);
@@ -215,6 +238,18 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
   return pairs;
 }
 
+// A later epoch is the next one; an earlier one is most often a Position that was given none.
+void warn_if_going_back(int64_t sampler_epoch, int64_t epoch) {
+  static std::atomic<bool> warned = false;
+  if (epoch >= sampler_epoch || warned.exchange(true)) return;
+  base::log_warn("{}",
+                 base::compose({.what = fmt::format("a run resumed from this snapshot begins at epoch {}, "
+                                                    "from its beginning",
+                                                    epoch),
+                                .evidence = fmt::format("its sampler is in epoch {} now", sampler_epoch),
+                                .hint = "pass the epoch to save: {.epoch = epoch, .step = step}"}));
+}
+
 OptimizerState optimizer_in(const Document& document, const std::string& name, const json& about) {
   OptimizerState state{about, {}};
   const auto prefix = name + "/";
@@ -252,8 +287,12 @@ Document capture(const std::vector<SnapshotPart>& parts, const Position& positio
     } else if (const auto* scheduler = std::get_if<AnyScheduler>(&part.thing())) {
       about[kSchedulers][part.name()] = capture_scheduler(*scheduler);
     } else {
-      auto state = std::get<DistributedSampler*>(part.thing())->state();
-      if (state.epoch != position.epoch) {
+      const auto& sampler = *std::get<DistributedSampler*>(part.thing());
+      auto state = sampler.state();
+      if (state.epoch == position.epoch) {
+        data::warn_if_uncounted(sampler);
+      } else {
+        warn_if_going_back(state.epoch, position.epoch);
         state.epoch = position.epoch;
         state.consumed = 0;
       }
@@ -329,7 +368,7 @@ std::vector<Entry> model_in(const Document& document, const std::string& model) 
   return understood([&] {
     std::vector<Entry> entries;
     const auto& saved = section(document.about, "models", model);
-    if (saved.is_null()) throw_missing(document.about, "models", model);
+    if (saved.is_null()) throw_no_model(document.about, model);
     const Lookup lookup(document);
     const auto take = [&](const std::string& name, const std::string& stored) {
       if (const auto* tensor = lookup.find(prefix_of(model) + stored)) entries.push_back({name, *tensor});

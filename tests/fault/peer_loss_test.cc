@@ -75,6 +75,24 @@ TEST_P(PeerLoss, AKilledRankIsNamedByItsPeers) {
   }
 }
 
+TEST_P(PeerLoss, ARankThatMadeFewerStepsIsToldApartFromOneThatFailed) {
+  const auto outcomes = start_ranks(3, [this](int rank) {
+    const auto group = init_process_group({.backend = backend(), .timeout = 20s});
+    auto tensor = at::ones({1000});
+    for (int step = 0; step < (rank == victim() ? 3 : 5); ++step) group->all_reduce(tensor);
+  });
+  EXPECT_EQ(outcomes[victim()].exit_status, 0) << outcomes[victim()].describe();
+  std::string everything;
+  for (const auto& outcome : outcomes) {
+    if (outcome.rank == victim()) continue;
+    EXPECT_EQ(outcome.exit_status, 1) << outcome.describe();
+    everything += outcome.output;
+  }
+  EXPECT_THAT(everything, AllOf(HasSubstr("PeerLostError: "), HasSubstr(victims_name()),
+                                HasSubstr("it made fewer steps: decide together when to stop"),
+                                HasSubstr("lockstep::all_agree"), HasSubstr("lockstep::Join")));
+}
+
 TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
   const auto outcomes = train_into(Fault::stop_at(victim(), 3), 3, 2s, backend());
   EXPECT_TRUE(outcomes[victim()].hung);

@@ -55,6 +55,30 @@ TEST(Arguments, BothSpellingsAndBothForms) {
   EXPECT_EQ(options.threads, 0);
 }
 
+TEST(Arguments, ShortFormsOfTheNumberOfWorkers) {
+  for (const Words& words :
+       {Words{"-n", "4", "p", "-np", "9"}, Words{"-n4", "p", "-np", "9"}, Words{"-np", "4", "p", "-np", "9"},
+        Words{"--no-bind", "-np", "4", "p", "-np", "9"},
+        Words{"--log-dir", "d", "-np", "4", "--", "p", "-np", "9"}}) {
+    EXPECT_EQ(parse(words).nproc, 4);
+    EXPECT_EQ(parse(words).command, (Words{"p", "-np", "9"})) << "the program's own";
+  }
+  EXPECT_EQ(parse({"-n", "cpu", "p"}).nproc, available_cores());
+  EXPECT_EQ(parse({"-n", "2", "--nproc-per-node", "3", "p"}).nproc, 3);
+  EXPECT_NE(refusal({"-n", "0", "p"}).find("--nproc-per-node \"0\" is not usable"), std::string::npos);
+  EXPECT_NE(refusal({"-np"}), "accepted");
+  const auto help = std::get<HelpText>(parse_run_arguments({"--help"})).text;
+  EXPECT_NE(help.find("-n, --nproc-per-node N|auto|cpu|gpu"), std::string::npos) << help;
+}
+
+TEST(Arguments, KnowsWhetherTheNumberWasGiven) {
+  EXPECT_TRUE(parse({"p", "-n", "2"}).nproc_by_default);
+  EXPECT_FALSE(parse({"-n", "1", "p"}).nproc_by_default);
+  ::setenv("PET_NPROC_PER_NODE", "1", 1);
+  EXPECT_FALSE(parse({"p"}).nproc_by_default);
+  ::unsetenv("PET_NPROC_PER_NODE");
+}
+
 TEST(Arguments, TheNodeTimeoutIsNotTooShort) {
   EXPECT_EQ(parse({"--node-timeout", "1", "p"}).node_timeout, std::chrono::seconds(1));
   for (const char* bad : {"0", "0.9", "-1", "x", "nan"}) {
@@ -99,7 +123,7 @@ TEST(Arguments, UnknownFlagsAreNamedAndANearOneSuggested) {
             std::string::npos);
   EXPECT_NE(refusal({"--nprocs", "2", "p"}).find("did you mean --nproc-per-node?"), std::string::npos);
   EXPECT_NE(refusal({"--zzz", "p"}).find("unknown flag --zzz\nhint: lockstep run --help"), std::string::npos);
-  EXPECT_NE(refusal({"-n", "2", "p"}).find("unknown flag -n"), std::string::npos);
+  EXPECT_NE(refusal({"-x", "2", "p"}).find("unknown flag -x"), std::string::npos);
 }
 
 TEST(Arguments, AProgramIsNeeded) {
@@ -183,10 +207,10 @@ TEST(Arguments, TorchrunsVariablesAreDefaults) {
 
 TEST(Arguments, HelpNamesEveryFlagOnce) {
   const auto text = std::get<HelpText>(parse_run_arguments({"--help"})).text;
-  for (const char* flag :
-       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint",
-        "--rdzv-id", "--rdzv-backend", "--standalone", "--max-restarts", "--monitor-interval", "--log-dir",
-        "--tee", "--grace-period", "--timeout", "--no-bind", "--no-heap", "--threads"}) {
+  for (const char* flag : {"-n, --nproc-per-node", "--nnodes", "--node-rank", "--master-addr",
+                           "--master-port", "--rdzv-endpoint", "--rdzv-id", "--rdzv-backend", "--standalone",
+                           "--max-restarts", "--monitor-interval", "--log-dir", "--tee", "--grace-period",
+                           "--timeout", "--no-bind", "--no-heap", "--threads"}) {
     EXPECT_NE(text.find(std::string("  ") + flag), std::string::npos) << flag;
   }
   EXPECT_EQ(text.find("_per_node,"), std::string::npos);

@@ -12,7 +12,7 @@ namespace {
 Failure some_failure() {
   Failure failure{
       .rank = 5, .local_rank = 1, .host = "h", .pid = 12, .wait_status = 11, .last_lines = {"a\"b", "c"}};
-  failure.note = base::Note{"TimeoutError", "rank 3 is missing\nhint: look", {3}};
+  failure.note = base::Note{"TimeoutError", "rank 3 is missing\nhint: look", {3}, true};
   failure.culprits = {{.rank = 3, .local_rank = 1, .host = "i", .ended = true, .pid = 13}};
   return failure;
 }

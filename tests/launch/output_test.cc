@@ -91,10 +91,10 @@ TEST_F(OutputTest, AFilePerRank) {
 }
 
 TEST_F(OutputTest, TeeChoosesWhatIsShown) {
-  auto none = run({"--log-dir", path("a"), "--tee", "0", "PROBE", "say=one", "err=two"});
+  auto none = run({"-n", "1", "--log-dir", path("a"), "--tee", "0", "PROBE", "say=one", "err=two"});
   ASSERT_EQ(none->wait(), 0);
   EXPECT_EQ(none->out() + none->err(), "");
-  auto errors = run({"--log-dir", path("a"), "--tee", "2", "PROBE", "say=one", "err=two"});
+  auto errors = run({"-n", "1", "--log-dir", path("a"), "--tee", "2", "PROBE", "say=one", "err=two"});
   ASSERT_EQ(errors->wait(), 0);
   EXPECT_EQ(errors->out(), "");
   EXPECT_EQ(errors->err(), "[rank 0] two\n");

@@ -16,7 +16,10 @@
 #include <unistd.h>
 #include <vector>
 
+#include <lockstep/error.h>
+
 #include "base/note.h"
+#include "base/uncaught.h"
 
 namespace {
 
@@ -116,13 +119,23 @@ void act(const std::string& action, const std::string& value) {
   }
   if (action == "note") {
     const auto comma = value.find(',');
-    return lockstep::base::write_note({value.substr(0, comma), value.substr(comma + 1)});
+    lockstep::base::write_note({value.substr(0, comma), value.substr(comma + 1)});
+    return;
   }
   if (action == "blame") {  // kind,rank,message
     const auto first = value.find(',');
     const auto second = value.find(',', first + 1);
-    return lockstep::base::write_note(
+    lockstep::base::write_note(
         {value.substr(0, first), value.substr(second + 1), {std::atoi(value.c_str() + first + 1)}});
+    return;
+  }
+  if (action == "throw") {
+    lockstep::base::report_uncaught_errors();
+    throw lockstep::UsageError(value);
+  }
+  if (action == "throwother") {
+    lockstep::base::report_uncaught_errors();
+    throw std::runtime_error(value);
   }
   if (action == "stop") {
     ::raise(SIGSTOP);

@@ -173,8 +173,8 @@ TEST_F(RunTest, ARankThatLeavesTheOthersIsNamedNotTheOthers) {
   EXPECT_EQ(job->wait(), 4);
   const auto err = job->err();
   EXPECT_TRUE(
-      err.starts_with("lockstep run: rank 1 ended with status 0 while the others were still working\n") ||
-      has(err, "\nlockstep run: rank 1 ended with status 0 while the others were still working\n"))
+      err.starts_with("lockstep run: rank 1 ended with status 0 while the others were still working: ") ||
+      has(err, "\nlockstep run: rank 1 ended with status 0 while the others were still working: "))
       << err;
   EXPECT_FALSE(has(err, "lockstep run: rank 0")) << err;
   EXPECT_TRUE(has(err, fmt::format("pid {}\n", number_after(job->out(), "pid")))) << err;
@@ -182,6 +182,57 @@ TEST_F(RunTest, ARankThatLeavesTheOthersIsNamedNotTheOthers) {
   EXPECT_TRUE(has(err, "    PeerLostError: all_reduce failed: rank 1 has ended\n")) << err;
   EXPECT_TRUE(has(err, "    | it is gone\n")) << err;
   EXPECT_TRUE(has(err, "  stopping the ranks that are left: 2\n")) << err;
+}
+
+TEST_F(RunTest, AnErrorThatNobodyCatchesIsToldOnce) {
+  const auto logs = path("logs");
+  auto job =
+      run({"-n", "2", "--log-dir", logs, "PROBE", "r1:say=about to fail", "r1:throw=no such batch", "hang"});
+  EXPECT_EQ(job->wait(), 1);
+  const auto err = job->err();
+  EXPECT_TRUE(err.starts_with("lockstep run: rank 1 failed: UsageError: no such batch\n")) << err;
+  EXPECT_EQ(count(err, "no such batch"), 1U) << err;
+  for (const char* word : {"core dump", "terminate", "hint"}) EXPECT_FALSE(has(err, word)) << err;
+  EXPECT_EQ(read_whole(logs + "/rank_1.log"), "about to fail\nUsageError: no such batch\n");
+  // All ranks at once: one of them is enough.
+  auto all = run({"-n", "3", "PROBE", "throw=no such batch"});
+  EXPECT_EQ(all->wait(), 1);
+  EXPECT_EQ(count(all->err(), "no such batch"), 1U) << all->err();
+}
+
+TEST_F(RunTest, AnErrorThatIsNotOursIsLeftToTheProgram) {
+  auto job = run({"-n", "1", "PROBE", "throwother=what is this"});
+  EXPECT_EQ(job->wait(), 128 + SIGABRT);
+  EXPECT_TRUE(has(job->err(), "[rank 0]   what():  what is this\n")) << job->err();
+  EXPECT_TRUE(has(job->err(), "core dump")) << job->err();
+}
+
+TEST_F(RunTest, WithoutALauncherTheProcessTellsItsErrorItself) {
+  auto alone = start({PROBE_BINARY, "say=about to fail", "throw=no such batch"});
+  EXPECT_EQ(alone->wait(), 1);
+  EXPECT_EQ(alone->err(), "lockstep error: UsageError: no such batch\n");
+  EXPECT_EQ(alone->out(), "about to fail\n");
+  // Under the launcher too if the note that it reads is of another error.
+  auto second = run({"-n", "1", "PROBE", "note=MismatchError,caught", "throw=no such batch"});
+  EXPECT_EQ(second->wait(), 1);
+  EXPECT_EQ(count(second->err(), "[rank 0] lockstep error: UsageError: no such batch\n"), 1U)
+      << second->err();
+}
+
+TEST_F(RunTest, OneRankByDefaultSaysSo) {
+  const std::string line = "lockstep run: starting 1 rank; -n N (--nproc-per-node N) starts N";
+  auto job = run({"PROBE", "say=hello"});
+  EXPECT_EQ(job->wait(), 0);
+  EXPECT_TRUE(job->err().starts_with(line)) << job->err();
+  EXPECT_EQ(lines_of(job->err()).size(), 1U);
+  for (const Words& words : {Words{"-n", "1", "PROBE"}, Words{"-np", "2", "PROBE"}}) {
+    auto told = run(words);
+    EXPECT_EQ(told->wait(), 0);
+    EXPECT_EQ(told->err(), "");
+  }
+  auto preset = run({"PROBE"}, {.environment = {{"PET_NPROC_PER_NODE", "1"}}});
+  EXPECT_EQ(preset->wait(), 0);
+  EXPECT_EQ(preset->err(), "");
 }
 
 TEST_F(RunTest, ARankThatDoesNotAnswerIsNamedNotTheOthers) {

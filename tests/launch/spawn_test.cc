@@ -206,9 +206,9 @@ TEST_F(SpawnTest, ARankThatLeavesTheOthersIsNamed) {
     base::write_note({"PeerLostError", "rank 1 is gone", {1}});
     ::_exit(1);
   });
-  EXPECT_EQ(
-      text,
-      "rank 1 of 3 ended with status 0 while the others were still working; rank 0 said: rank 1 is gone");
+  EXPECT_EQ(text,
+            "rank 1 of 3 ended with status 0 while the others were still working: it made fewer steps; rank "
+            "0 said: rank 1 is gone");
 }
 
 TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {

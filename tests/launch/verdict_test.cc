@@ -57,6 +57,19 @@ TEST(Verdict, ANoteCarriesItsCulprits) {
   }
 }
 
+TEST(Verdict, TheFirstNoteCountsAndALaterOneCanSayThatItIsUntold) {
+  const base::Note first{"PeerLostError", "gone", {3}};
+  const base::Note untold{"PeerLostError", "gone", {}, true};
+  const base::Note other{"UsageError", "something else", {}, true};
+  EXPECT_EQ(base::decode_note(base::encode_note(untold)), untold);
+  EXPECT_EQ(base::decode_note(base::encode_note(first) + base::encode_note(untold)),
+            (base::Note{"PeerLostError", "gone", {3}, true}));
+  EXPECT_EQ(base::decode_note(base::encode_note(first) + base::encode_note(other)), first);
+  EXPECT_EQ(base::decode_note(base::encode_note(first) + "nonsense\n\n"), first);
+  EXPECT_EQ(base::decode_note("{\"kind\":\"k\",\"message\":\"m\",\"untold\":1}"), (base::Note{"k", "m"}));
+  EXPECT_FALSE(base::decode_note("nonsense\n" + base::encode_note(first)));
+}
+
 TEST(Verdict, PutsTheEndInWords) {
   EXPECT_EQ(describe_end(as_wait_status(3)), "exited with status 3");
   EXPECT_EQ(describe_end(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
@@ -90,15 +103,65 @@ TEST(Report, NamesTheCulpritBeforeItsVictim) {
   Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"PeerLostError", "rank 3 has ended\nhint: look", {3}};
   failure.culprits = {{.rank = 3, .local_rank = 1, .host = "b", .ended = true, .pid = 77}};
-  EXPECT_EQ(failure_report(failure, {.world_size = 4, .several_nodes = true, .stopping = {1, 2}}),
-            "lockstep run: rank 3 ended with status 0 while the others were still working\n"
-            "  rank 3 of 4, local rank 1, host b, pid 77\n"
-            "  rank 0 exited with status 1 because of it (host a, pid 70)\n"
-            "  its error:\n"
-            "    PeerLostError: rank 3 has ended\n"
-            "    hint: look\n"
-            "  it printed nothing\n"
-            "  stopping the ranks that are left here: 1-2\n");
+  EXPECT_EQ(
+      failure_report(failure, {.world_size = 4, .several_nodes = true, .stopping = {1, 2}}),
+      "lockstep run: rank 3 ended with status 0 while the others were still working: it made fewer steps\n"
+      "  rank 3 of 4, local rank 1, host b, pid 77\n"
+      "  rank 0 exited with status 1 because of it (host a, pid 70)\n"
+      "  its error:\n"
+      "    PeerLostError: rank 3 has ended\n"
+      "    hint: look\n"
+      "  it printed nothing\n"
+      "  stopping the ranks that are left here: 1-2\n");
+}
+
+TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
+  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  failure.note = base::Note{"UsageError", "no such batch\nhint: take another", {}, true};
+  EXPECT_EQ(failure_report(failure, {.world_size = 2, .stopping = {0}}),
+            "lockstep run: rank 1 failed: UsageError: no such batch\n"
+            "  hint: take another\n"
+            "  rank 1 of 2, local rank 0, host a, pid 70\n"
+            "  stopping the other ranks: 0\n");
+  // Without a hint of its own there is nothing to add.
+  failure.note->message = "no such batch";
+  failure.last_lines = {"step 3"};
+  EXPECT_EQ(failure_report(failure, {.world_size = 2}),
+            "lockstep run: rank 1 failed: UsageError: no such batch\n"
+            "  rank 1 of 2, local rank 0, host a, pid 70\n"
+            "  its last lines:\n"
+            "    | step 3\n");
+}
+
+TEST(Report, NoCoreDumpForOneOfOurErrors) {
+  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = SIGABRT};
+  EXPECT_NE(failure_report(failure, {}).find("core dump"), std::string::npos);
+  failure.last_lines = {"terminate called after throwing an instance of 'lockstep::UsageError'",
+                        "  what():  no such batch"};
+  EXPECT_EQ(failure_report(failure, {}).find("core dump"), std::string::npos);
+  failure.last_lines.front() = "terminate called after throwing an instance of 'std::bad_alloc'";
+  EXPECT_NE(failure_report(failure, {}).find("core dump"), std::string::npos);
+}
+
+TEST(Report, WhatTheProgramHasPrintedIsNotSaidTwice) {
+  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
+  failure.last_lines = {"train: MismatchError: shapes differ", "hint: look"};
+  const auto report = failure_report(failure, {});
+  EXPECT_EQ(report.find("shapes differ"), report.rfind("shapes differ")) << report;
+}
+
+TEST(Report, ARankThatLeftMadeFewerSteps) {
+  Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  failure.note = base::Note{"PeerLostError", "rank 3 has ended", {3}};
+  failure.culprits = {{.rank = 3, .host = "b", .ended = true, .pid = 77}};
+  const auto report = failure_report(failure, {.world_size = 4});
+  EXPECT_NE(report.find("working: it made fewer steps\n"), std::string::npos) << report;
+  EXPECT_NE(
+      report.find("\nhint: it made fewer steps: decide together when to stop (lockstep::all_agree), or use "
+                  "lockstep::Join\n"),
+      std::string::npos)
+      << report;
 }
 
 TEST(Report, ControlCharactersAndForgedLinesDoNotReachTheTerminal) {

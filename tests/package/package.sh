@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs lockstep into a fresh directory, builds a foreign project against it, and runs that under the installed launcher.
+# Installs lockstep into a fresh directory as `make install` does, builds a foreign project against it, with CMake and with
+# pkg-config, and runs that under the installed launcher.
 #   package.sh SOURCE_DIRECTORY BUILD_DIRECTORY [COMPILER]
 set -eu
 source=$1
@@ -10,7 +11,7 @@ command -v "$compiler" >/dev/null || { echo "skipped: $compiler is not installed
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cmake --install "$build" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+cmake --install "$build" --prefix "$work/prefix" --strip >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 # Moved, to see that nothing remembers where it was installed.
 mv "$work/prefix" "$work/moved"
 cmake -S "$source/tests/package/foreign" -B "$work/foreign" -G Ninja -DCMAKE_PREFIX_PATH="$work/moved" \
@@ -27,7 +28,36 @@ two=$("$work/moved/bin/lockstep" run --nproc-per-node 2 "$work/foreign/foreign")
 expect "[rank 0] rank 0 of 2: sum 3" "$two"
 expect "[rank 1] rank 1 of 2: sum 3" "$two"
 expect "LibTorch" "$("$work/moved/bin/lockstep" info)"
-if grep -rlF "$source" "$work/moved/lib" "$work/moved/include" --include='*.cmake' --include='*.h'; then
+
+# What is installed has no debug information; the build directory keeps it.
+for file in "$work"/moved/lib/liblockstep.so "$work"/moved/lib/*/liblockstep.so "$work/moved/bin/lockstep"; do
+  [ -e "$file" ] || continue
+  bytes=$(stat -L -c %s "$file")
+  if readelf -S "$file" | grep -qF .debug_info || [ "$bytes" -gt 12000000 ]; then
+    echo "package.sh: $file is not stripped: $bytes bytes" >&2
+    exit 1
+  fi
+done
+make -C "$source" -n install BUILD="$build" PREFIX="$work/never" 2>/dev/null | grep -q -e "--install.*--strip" ||
+  { echo "package.sh: make install does not strip" >&2; exit 1; }
+
+if command -v pkg-config >/dev/null; then
+  PKG_CONFIG_PATH=$(dirname "$(find "$work/moved" -name lockstep.pc)")
+  export PKG_CONFIG_PATH
+  expect "$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")" "$(pkg-config --modversion lockstep)"
+  # Two steps, as clang needs an option that is CMake's business.
+  case $compiler in clang*) set -- -include ATen/core/ivalue.h ;; *) set -- ;; esac
+  # shellcheck disable=SC2046 # several words each
+  "$compiler" "$@" $(pkg-config --cflags lockstep) "$source/tests/package/foreign/main.cc" -o "$work/by_hand" \
+    $(pkg-config --libs lockstep)
+  LD_LIBRARY_PATH=$(pkg-config --variable=libdir lockstep)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH
+  expect "[rank 1] rank 1 of 2: sum 3" "$("$work/moved/bin/lockstep" run -n 2 "$work/by_hand")"
+else
+  echo "pkg-config is not installed: lockstep.pc was not tried"
+fi
+
+if grep -rlF "$source" "$work/moved/lib" "$work/moved/include" --include='*.cmake' --include='*.h' --include='*.pc'; then
   echo "package.sh: the installed files name the source directory" >&2
   exit 1
 fi

@@ -12,6 +12,7 @@
 #include <lockstep/snapshot.h>
 
 #include "ddp/training.h"
+#include "snapshot/contents.h"
 #include "snapshot/file_reader.h"
 #include "snapshot/file_writer.h"
 #include "snapshot/scratch.h"
@@ -520,6 +521,14 @@ TEST(Snapshots, SeveralModelsAndOptimizers) {
   EXPECT_FALSE(same_bits(critic->second->weight, second[1]));
   EXPECT_THAT(message_of<SnapshotError>([&] { snapshots.resume(generator); }),
               AllOf(HasSubstr("no part ''"), HasSubstr("'generator'")));
+  // As `lockstep snapshot export` asks for them.
+  const auto document = snapshot::read_file(snapshots.latest()->path);
+  EXPECT_EQ(snapshot::model_in(document, "critic").size(), 6U);
+  EXPECT_THAT(message_of<SnapshotError>([&] { snapshot::model_in(document, "nope"); }),
+              AllOf(HasSubstr("holds no model \"nope\": it holds \"critic\", \"generator\""),
+                    HasSubstr("hint: --model critic, or --model generator")));
+  EXPECT_THAT(message_of<SnapshotError>([&] { snapshot::model_in(document, ""); }),
+              AllOf(HasSubstr("all models of the snapshot have names"), HasSubstr("--model critic")));
   EXPECT_THAT(message_of<UsageError>([&] {
                 snapshots.save({{"a", generator}, {"a", critic}});
               }),
