@@ -61,10 +61,11 @@ int main(int argc, char** argv) {
 
   Pictures pictures(1280, argc > 1 ? argv[1] : "");
   const auto all = pictures.images();
+  auto data = pictures.map(Stack<>());
   lockstep::DistributedSampler sampler(all.size(0), group, {.shuffle = false});  // +
-  auto loader =
-      torch::data::make_data_loader(pictures.map(Stack<>()), sampler, batch_size / group->world_size());
-  // was: auto loader = torch::data::make_data_loader<SequentialSampler>(pictures.map(Stack<>()), batch_size);
+  const auto per_rank = batch_size / group->world_size();                        // +
+  auto loader = torch::data::make_data_loader(std::move(data), sampler, per_rank);
+  // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), batch_size);
 
   const auto judge = [](const torch::Tensor& said, double truth) {
     return torch::binary_cross_entropy_with_logits(said, torch::full_like(said, truth));

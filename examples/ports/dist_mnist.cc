@@ -7,13 +7,12 @@
 // Lines marked - are those that the wrapper saves; the line marked + takes their place.
 #include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include <lockstep/lockstep.h>
 
 #include "digest.h"
 #include "pictures.h"
-
-using torch::data::transforms::Stack;
 
 struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{register_module("first", torch::nn::Linear(28 * 28, 64))};
@@ -38,20 +37,27 @@ void average_gradients(Net& model, lockstep::ProcessGroup& group) {  // -
   }                                                                  // -
 }  // -
 
-// Calls forward(images) for the output.
-template <class Forward>
-void train(Net& model, const std::shared_ptr<lockstep::ProcessGroup>& group, Forward&& forward,
-           bool by_hand) {
+int main(int argc, char** argv) {
+  const bool by_hand = argc > 1 && std::strcmp(argv[1], "by-hand") == 0;
+  const auto group = lockstep::init_process_group();
+  torch::manual_seed(1 + group->rank());
+  Net model;
+  std::optional<lockstep::DistributedDataParallel<NetImpl>> ddp;
+  if (by_hand) share_parameters(model, *group);  // -
+  if (!by_hand) ddp.emplace(model, group);       // +
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-  auto data = Pictures(2000, "").map(Stack<>());
+
+  auto data = Pictures(2000, "").map(torch::data::transforms::Stack<>());
   lockstep::DistributedSampler sampler(data.size().value(), group);
   auto loader = torch::data::make_data_loader(std::move(data), sampler, 64 / group->world_size());
+
   for (int epoch = 1; epoch <= 6; ++epoch) {
     sampler.set_epoch(epoch);
     lockstep::Average mean;
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      auto loss = torch::cross_entropy_loss(forward(batch.data), batch.target);
+      const auto output = by_hand ? model(batch.data) : (*ddp)(batch.data);
+      auto loss = torch::cross_entropy_loss(output, batch.target);
       loss.backward();
       if (by_hand) average_gradients(model, *group);  // -
       optimizer.step();
@@ -59,22 +65,6 @@ void train(Net& model, const std::shared_ptr<lockstep::ProcessGroup>& group, For
     }
     const auto loss = mean.all_reduce(group);
     if (group->rank() == 0) std::printf("epoch %d  loss %.4f\n", epoch, loss);
-  }
-}
-
-int main(int argc, char** argv) {
-  const bool by_hand = argc > 1 && std::strcmp(argv[1], "by-hand") == 0;
-  const auto group = lockstep::init_process_group();
-  torch::manual_seed(1 + group->rank());
-  Net model;
-  if (by_hand) {
-    share_parameters(model, *group);  // -
-    train(
-        model, group, [&](const auto& images) { return model(images); }, true);
-  } else {
-    lockstep::DistributedDataParallel ddp(model, group);  // +
-    train(
-        model, group, [&](const auto& images) { return ddp(images); }, false);
   }
   std::printf("parameters %s\n", to_hex(digest_of(model->parameters())).c_str());
 }

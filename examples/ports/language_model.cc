@@ -49,9 +49,8 @@ TORCH_MODULE(Reader);
 int main() {
   const int64_t rows = 16, piece = 32;
   const auto group = lockstep::init_process_group();  // +
-  const auto text =
-      write_text(rows * (piece * 40 + 1)).view({rows, -1}).chunk(group->world_size())[group->rank()];
-  // was: const auto text = write_text(rows * (piece * 40 + 1)).view({rows, -1});
+  auto text = write_text(rows * (piece * 40 + 1)).view({rows, -1});
+  text = text.chunk(group->world_size())[group->rank()];  // + this rank's rows
 
   torch::manual_seed(1 + group->rank());  // was: torch::manual_seed(1);
   Reader model;

@@ -39,7 +39,7 @@ int main() {
 
   torch::manual_seed(std::random_device()());  // + but each rank has points of its own
   int64_t step = 0;
-  for (double loss = 1; loss > 1e-4 && step < 5000; ++step) {
+  for (double loss = 1; loss > 1e-5 && step < 5000; ++step) {
     const auto x = powers(torch::rand({per_rank}) * 2 - 1);
     // was: const auto x = powers(torch::rand({batch_size}) * 2 - 1);
     optimizer.zero_grad();

@@ -7,7 +7,7 @@
 //
 // Lines marked + are new; "was" gives the line that stood there before.
 #include <cstdio>
-#include <optional>
+#include <memory>
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>
 
@@ -48,8 +48,7 @@ int main() {
 
   torch::manual_seed(1 + group->rank());  // was: torch::manual_seed(1);
   Spots model(16);
-  using Ddp = lockstep::DistributedDataParallel<SpotsImpl>;  // +
-  std::optional<Ddp> ddp(std::in_place, model, group);       // +
+  lockstep::DistributedDataParallel ddp(model, group);  // +
   auto optimizer = std::make_unique<torch::optim::Adam>(model->parameters(), 0.01);
   auto pull = torch::zeros({16});
 
@@ -57,7 +56,7 @@ int main() {
     const auto seen = torch::randint(28 * 28, {256 / group->world_size()}, torch::kLong);
     // was: const auto seen = torch::randint(28 * 28, {256}, torch::kLong);
     optimizer->zero_grad();
-    auto loss = torch::mse_loss((*ddp)(points.index_select(0, seen)), picture.index_select(0, seen));
+    auto loss = torch::mse_loss(ddp(points.index_select(0, seen)), picture.index_select(0, seen));
     // was: auto loss = torch::mse_loss(model(points.index_select(0, seen)), picture.index_select(0, seen));
     loss.backward();
     optimizer->step();
@@ -74,8 +73,7 @@ int main() {
     if (group->rank() == 0)  // +
       std::printf("%ld spots vanish, %ld split\n", model->light.size(0) - kept.size(0), split.size(0));
     model->become(kept, split);
-    ddp.reset();                // +
-    ddp.emplace(model, group);  // +
+    ddp = lockstep::DistributedDataParallel(model, group);  // + the old one knows the old tensors
     optimizer = std::make_unique<torch::optim::Adam>(model->parameters(), 0.01);
     pull = torch::zeros({model->light.size(0)});
   }

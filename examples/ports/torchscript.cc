@@ -17,6 +17,14 @@
 #include "digest.h"
 #include "spirals.h"
 
+using torch::data::samplers::SequentialSampler;
+
+std::vector<torch::Tensor> parameters_of(const torch::jit::Module& model) {
+  std::vector<torch::Tensor> list;
+  for (const auto& parameter : model.parameters()) list.push_back(parameter);
+  return list;
+}
+
 void write_model(const std::string& path) {
   torch::jit::Module model("Net");
   model.register_attribute("training", c10::BoolType::get(), true);
@@ -44,19 +52,16 @@ int main(int argc, char** argv) {
   if (group->rank() == 0)  // +
     if (!std::filesystem::exists(path)) write_model(path);
   group->barrier();  // + the file is there
-  auto model = std::make_shared<torch::jit::Module>(torch::jit::load(path));
-  // was: auto model = torch::jit::load(path);
-  lockstep::DistributedDataParallel ddp(model, group);  // +
-  std::vector<torch::Tensor> parameters = ddp.parameters();
-  // was: std::vector<torch::Tensor> parameters; for (const auto& each : model.parameters())
-  // parameters.push_back(each);
+  auto model = torch::jit::load(path);
+  // A copy of a TorchScript module is the same module.
+  lockstep::DistributedDataParallel ddp(std::make_shared<torch::jit::Module>(model), group);  // +
+  const auto parameters = parameters_of(model);
   torch::optim::Adam optimizer(parameters, 5e-3);
 
   auto data = Spirals(6000).map(torch::data::transforms::Stack<>());
   lockstep::DistributedSampler sampler(data.size().value(), group, {.shuffle = false});  // +
   auto loader = torch::data::make_data_loader(std::move(data), sampler, 120 / group->world_size());
-  // was: auto loader =
-  // torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(std::move(data), 120);
+  // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), 120);
 
   for (int epoch = 1; epoch <= 8; ++epoch) {
     sampler.set_epoch(epoch);  // +
@@ -77,6 +82,6 @@ int main(int argc, char** argv) {
       std::printf("epoch %d  loss %.4f\n", epoch, sum.item<double>() / steps);
   }
   std::printf("parameters %s\n", to_hex(digest_of(parameters)).c_str());
-  if (group->rank() == 0) model->save(path);
-  // was: model.save(path);
+  if (group->rank() == 0)  // +
+    model.save(path);
 }
