@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string>
 
+#include <ATen/core/ivalue.h>  // first: clang in C++20 reads the next one only after it
 #include <torch/script.h>
 
 #include <lockstep/jit.h>       // +
