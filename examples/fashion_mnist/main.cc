@@ -6,7 +6,6 @@
 //
 // The batch is split over the ranks, so any number of them takes the same steps, up to rounding.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
@@ -16,6 +15,7 @@
 #include <lockstep/snapshot.h>
 #include <lockstep/train.h>
 
+#include "digest.h"
 #include "images.h"
 #include "model.h"
 #include "options.h"
@@ -41,19 +41,12 @@ double evaluate(Ddp& ddp, const Images& images, const Group& group) {
   return accuracy.all_reduce(group);
 }
 
-// Of the parameters' bytes, by each rank (64-bit FNV-1a): equal where they are.
+// One for each rank: equal where the parameters are.
 std::vector<std::string> hash_replicas(const Ddp& ddp, lockstep::ProcessGroup& group) {
-  uint64_t hash = 14695981039346656037U;
-  for (const auto& parameter : ddp.parameters()) {
-    const auto dense = parameter.detach().contiguous();
-    const auto* bytes = static_cast<const uint8_t*>(dense.data_ptr());
-    for (size_t i = 0; i < dense.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
-  }
+  const auto mine = torch::tensor(static_cast<int64_t>(digest_of(ddp.parameters())));
   std::vector<std::string> hashes;
-  for (const auto& each : group.all_gather(torch::tensor(static_cast<int64_t>(hash)))) {
-    std::array<char, 17> text{};
-    std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(each.item<int64_t>()));
-    hashes.emplace_back(text.data());
+  for (const auto& each : group.all_gather(mine)) {
+    hashes.push_back(to_hex(static_cast<uint64_t>(each.item<int64_t>())));
   }
   return hashes;
 }

@@ -1,0 +1,88 @@
+// Trains a TorchScript model: a file that usually Python wrote, here made in C++ if there is none.
+// Shows: lockstep/jit.h, a file that one rank writes and all read.
+//
+//   build/release/examples/ports/torchscript [model.pt]
+//   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/torchscript model.pt
+//
+// Lines marked + are new; "was" gives the line that stood there before.
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include <ATen/core/ivalue.h>  // first: clang in C++20 reads the next one only after it
+#include <torch/script.h>
+
+#include <lockstep/jit.h>       // +
+#include <lockstep/lockstep.h>  // was: #include <torch/torch.h>
+
+#include "digest.h"
+#include "spirals.h"
+
+using torch::data::samplers::SequentialSampler;
+
+std::vector<torch::Tensor> parameters_of(const torch::jit::Module& model) {
+  std::vector<torch::Tensor> list;
+  for (const auto& parameter : model.parameters()) list.push_back(parameter);
+  return list;
+}
+
+void write_model(const std::string& path) {
+  torch::jit::Module model("Net");
+  model.register_attribute("training", c10::BoolType::get(), true);
+  const auto add = [&](const std::string& name, const torch::Tensor& value) {
+    model.register_parameter(name, value.requires_grad_(), false);
+  };
+  add("w1", torch::randn({2, 64}));
+  add("b1", torch::zeros({64}));
+  add("w2", torch::randn({64, 64}) / 8);
+  add("b2", torch::zeros({64}));
+  add("w3", torch::randn({64, 2}) / 8);
+  model.define(R"(
+def forward(self, points):
+    first = torch.relu(torch.matmul(points, self.w1) + self.b1)
+    second = torch.relu(torch.matmul(first, self.w2) + self.b2)
+    return torch.matmul(second, self.w3)
+)");
+  model.save(path);
+}
+
+int main(int argc, char** argv) {
+  const std::string path = argc > 1 ? argv[1] : "spirals.pt";
+  const auto group = lockstep::init_process_group();  // +
+  torch::manual_seed(1);
+  if (group->rank() == 0)  // +
+    if (!std::filesystem::exists(path)) write_model(path);
+  group->barrier();  // + the file is there
+  auto model = torch::jit::load(path);
+  // A copy of a TorchScript module is the same module.
+  lockstep::DistributedDataParallel ddp(std::make_shared<torch::jit::Module>(model), group);  // +
+  const auto parameters = parameters_of(model);
+  torch::optim::Adam optimizer(parameters, 5e-3);
+
+  auto data = Spirals(6000).map(torch::data::transforms::Stack<>());
+  lockstep::DistributedSampler sampler(data.size().value(), group, {.shuffle = false});  // +
+  auto loader = torch::data::make_data_loader(std::move(data), sampler, 120 / group->world_size());
+  // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), 120);
+
+  for (int epoch = 1; epoch <= 8; ++epoch) {
+    sampler.set_epoch(epoch);  // +
+    auto sum = torch::zeros({1});
+    int steps = 0;
+    for (auto& batch : *loader) {
+      optimizer.zero_grad();
+      const auto output = ddp(std::vector<c10::IValue>{batch.data}).toTensor();
+      // was: const auto output = model.forward({batch.data}).toTensor();
+      auto loss = torch::cross_entropy_loss(output, batch.target);
+      loss.backward();
+      optimizer.step();
+      sum += loss.detach();
+      ++steps;
+    }
+    group->all_reduce(sum, lockstep::ReduceOp::Avg);  // +
+    if (group->rank() == 0)                           // +
+      std::printf("epoch %d  loss %.4f\n", epoch, sum.item<double>() / steps);
+  }
+  std::printf("parameters %s\n", to_hex(digest_of(parameters)).c_str());
+  if (group->rank() == 0)  // +
+    model.save(path);
+}
