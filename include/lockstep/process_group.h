@@ -90,8 +90,8 @@ class ProcessGroup {
   void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
   // Part i of input goes to rank i; part i of output comes from rank i. Equal parts.
   void all_to_all_single(const at::Tensor& output, const at::Tensor& input);
-  // Point to point; calls match by ranks and tag (0 to a billion), in order. Shape and dtype must be the same
-  // on both sides.
+  // Point to point; calls match by ranks and tag (0 to 500 million), in order. Shape and dtype must be the
+  // same on both sides.
   void send(const at::Tensor& tensor, int to, int tag = 0);
   void recv(const at::Tensor& tensor, int from, int tag = 0);
   // Returns when every rank has called it.

@@ -1,6 +1,6 @@
-// Announces a message to its receiver, on a backend that does not look whether what is sent is what is
-// expected (agreement.h). The header and the message are under way at the same time, on tags of their own;
-// that of the message is made from what the header says, so that one that does not fit is never received.
+// Compares the two ends of a message, on a backend that does not look whether what is sent is what is
+// expected (agreement.h). Each end sends the other a header, on tags of their own, while the message is under
+// way; its tag is made from what the header says, so that one that does not fit is never received.
 #pragma once
 
 #include <functional>
@@ -20,15 +20,14 @@ class Announcement {
   // `mine` is a Send or a Recv; the other side is `peer`. Does not wait.
   Announcement(c10d_backend& backend, const Fingerprint& mine, int peer, int tag);
 
-  // Waits until the header has been received, or taken by the receiver. Throws as Agreement::verify() does;
-  // Disagreement on the receiver only.
+  // Waits until both headers have arrived. Throws as Agreement::verify() does.
   void verify(Interrupter& waits, const std::function<bool()>& hopeless) const;
 
  private:
   Fingerprint mine_;
   int peer_, tag_;
-  at::Tensor header_;
-  c10::intrusive_ptr<c10d::Work> travels_;
+  at::Tensor heard_;
+  c10::intrusive_ptr<c10d::Work> hearing_, telling_;
 };
 
 }  // namespace lockstep::comm

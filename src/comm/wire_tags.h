@@ -12,13 +12,14 @@
 namespace lockstep::comm {
 
 // A user's tags are 0 to this, on every backend.
-constexpr int kMostTag = 1'000'000'000;
+constexpr int kMostTag = 500'000'000;
 
 // Of collectives.
 constexpr int kFingerprintTag = std::numeric_limits<int>::max();
 
-// Of the message that announces one of a user's.
-constexpr int header_tag(int tag) { return (1 << 30) + tag; }
+// Of the headers of a user's message: that of its sender, and that of its receiver.
+constexpr int sender_tag(int tag) { return (1 << 30) + 2 * tag; }
+constexpr int receiver_tag(int tag) { return sender_tag(tag) + 1; }
 
 // Of the message itself. Two that differ in dtype or count must not meet, or Gloo ends the process. Messages
 // of one dtype and count never share one, nor do those of one tag and dtype whose counts differ by less than

@@ -62,12 +62,12 @@ const std::vector<Different>& all_differences() {
        [](ProcessGroup& group) {
          std::vector<Work> works;
          for (const int count : {7, 8, 9}) works.push_back(group.all_reduce_async(ones(count)));
-         works.back().wait();
+         for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
        },
        [](ProcessGroup& group) {
          std::vector<Work> works;
          for (const int count : {17, 8, 9}) works.push_back(group.all_reduce_async(ones(count)));
-         works.back().wait();
+         for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
        },
        {"of 7 Float", "of 17 Float", "collective #2"}},
       {"parts",
@@ -114,7 +114,7 @@ TEST(DifferenceInDetail, IsToldToALateRankAndToCallsUnderWay) {
     auto other = group.all_reduce_async(ones(1));
     if (late) std::this_thread::sleep_for(1s);  // longer than a wait takes to become suspicious
     auto first = doomed->all_reduce_async(ones(late ? 3 : 4));
-    auto second = doomed->all_reduce_async(ones(4));
+    auto second = doomed->all_reduce_async(ones(late ? 4 : 3));
     const auto message = message_of<MismatchError>([&] { first.wait(); });
     EXPECT_THAT(message, AllOf(HasSubstr("of 3 Float"), HasSubstr("of 4 Float")));
     EXPECT_TRUE(first.is_done());
@@ -148,6 +148,16 @@ TEST(DifferenceInDetail, OfAMessageAndItsReceiver) {
   });
 }
 
+// Each waits for its own message to be taken, and not for that of the other.
+TEST(DifferenceInDetail, OfMessagesThatCross) {
+  run_ranks(2, "gloo", [](ProcessGroup& group) {
+    const int other = 1 - group.rank();
+    auto receiving = group.recv_async(ones(3), other);
+    EXPECT_THAT(message_of<MismatchError>([&] { group.send(ones(4), other); }),
+                AllOf(HasSubstr("send of 4 Float"), HasSubstr("recv of 3 Float")));
+  });
+}
+
 // Fingerprints must not put calls into an order that the calls themselves do not have.
 TEST(Agreement, LeavesHealthyTrafficAlone) {
   run_ranks(3, "gloo", [](ProcessGroup& group) {
@@ -174,8 +184,8 @@ TEST(Agreement, LeavesHealthyTrafficAlone) {
       std::vector<Work> works;
       works.push_back(group.recv_async(small, previous, 1));
       works.push_back(group.recv_async(large, previous, 2));
-      works.push_back(group.send_async(at::full({3000}, rank), next, 2));
-      works.push_back(group.send_async(at::full({2}, rank), next, 1));
+      works.push_back(group.send_async(at::full({3000}, rank, at::kFloat), next, 2));
+      works.push_back(group.send_async(at::full({2}, rank, at::kFloat), next, 1));
       auto nothing = at::empty({0});
       works.push_back(group.all_reduce_async(nothing));
       works.push_back(group.broadcast_async(message, round % world));

@@ -67,13 +67,13 @@ TEST(WireTags, OfMessagesThatDifferDiffer) {
         Fingerprint call{.count = count};
         call.dtype = static_cast<int8_t>(dtype);
         EXPECT_GE(data_tag(tag, call), 0);
-        EXPECT_LT(data_tag(tag, call), header_tag(0));
+        EXPECT_LT(data_tag(tag, call), sender_tag(0));
         seen.insert(data_tag(tag, call));
         ++messages;
       }
     }
-    EXPECT_GT(header_tag(tag), 0);
-    EXPECT_LT(header_tag(tag), kFingerprintTag);
+    EXPECT_GT(sender_tag(tag), 0);
+    EXPECT_LT(receiver_tag(tag), kFingerprintTag);
   }
   EXPECT_EQ(seen.size(), messages);
 }
