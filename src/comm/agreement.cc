@@ -15,57 +15,38 @@
 
 namespace lockstep::comm {
 
-namespace {
-
 using namespace std::chrono_literals;
 
-// A receive that stands ready takes a fingerprint as soon as it is sent; and the sender, which must not leave
-// before it has been taken, need not wait for a neighbour that is this many calls behind.
-constexpr int kReadyAhead = 4;
-
-}  // namespace
-
-std::unique_ptr<Agreement> Agreement::over(c10d_backend& backend, int rank, int world_size) {
+std::unique_ptr<Agreement> Agreement::over(const c10d_backend& backend, int rank, int world_size) {
   if (world_size == 1 || !compat::is_gloo(backend) || !base::env_flag("LOCKSTEP_CHECK_CALLS", true))
     return {};
-  std::unique_ptr<Agreement> agreement(
+  return std::unique_ptr<Agreement>(
       new Agreement((rank + 1) % world_size, (rank + world_size - 1) % world_size));
-  const base::NoSigpipe quiet;
-  for (int i = 0; i < kReadyAhead; ++i) agreement->listen(backend);
-  return agreement;
-}
-
-void Agreement::listen(c10d_backend& backend) {
-  auto exchange = std::make_shared<Exchange>();
-  exchange->heard = at::empty({sizeof(Fingerprint)}, at::kByte);
-  std::vector<at::Tensor> room{exchange->heard};
-  exchange->hearing = backend.recv(room, previous_, kFingerprintTag);
-  awaited_.push_back(std::move(exchange));
 }
 
 void Agreement::tell(c10d_backend& backend, const Fingerprint& mine) {
   compat::mark_next_collective(backend, digest(mine));
-  const std::lock_guard lock(mutex_);
-  const auto exchange = awaited_.front();
+  const auto exchange = std::make_shared<Exchange>();
   exchange->mine = mine;
-  std::vector<at::Tensor> words{bytes_of(mine)};
+  exchange->heard = at::empty({sizeof(Fingerprint)}, at::kByte);
+  std::vector<at::Tensor> room{exchange->heard}, words{bytes_of(mine)};
+  exchange->hearing = backend.recv(room, previous_, kFingerprintTag);
   exchange->telling = backend.send(words, next_, kFingerprintTag);
-  awaited_.pop_front();
-  told_.push_back(exchange);
-  listen(backend);
+  const std::lock_guard lock(mutex_);
+  under_way_.push_back(exchange);
 }
 
 void Agreement::verify(uint64_t number, Interrupter& waits, const std::function<bool()>& hopeless) {
   std::vector<ExchangePtr> due;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& exchange : told_) {
+    for (const auto& exchange : under_way_) {
       if (exchange->mine.number <= number) due.push_back(exchange);
     }
   }
   for (const auto& exchange : due) settle(*exchange, waits, hopeless);
   const std::lock_guard lock(mutex_);
-  while (!told_.empty() && told_.front()->settled) told_.pop_front();
+  while (!under_way_.empty() && under_way_.front()->settled) under_way_.pop_front();
 }
 
 void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::function<bool()>& hopeless) const {
@@ -84,15 +65,13 @@ void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::functi
   exchange.settled = true;
 }
 
-void Agreement::hang_up() noexcept {
-  // Gloo has no call for this, but closes everything when a receive is given up.
-  const std::lock_guard lock(mutex_);
-  for (const auto& exchange : awaited_) {
-    try {
-      exchange->hearing->wait(1ms);
-    } catch (const std::exception&) {
-      return;
-    }
+void Agreement::hang_up(c10d_backend& backend) const noexcept {
+  try {
+    // Gloo has no call for this, but closes everything when a receive is given up.
+    std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
+    const base::NoSigpipe quiet;
+    backend.recv(room, previous_, kUnusedTag)->wait(1ms);
+  } catch (const std::exception&) {
   }
 }
 

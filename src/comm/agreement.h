@@ -29,9 +29,8 @@ namespace lockstep::comm {
 
 class Agreement {
  public:
-  // Null when the backend needs no such help, or when there is nobody to agree with. Every rank of the
-  // backend must call it.
-  static std::unique_ptr<Agreement> over(c10d_backend& backend, int rank, int world_size);
+  // Null when the backend needs no such help, or when there is nobody to agree with.
+  static std::unique_ptr<Agreement> over(const c10d_backend& backend, int rank, int world_size);
 
   // To be called before each collective is handed to the backend. Does not wait.
   void tell(c10d_backend& backend, const Fingerprint& mine);
@@ -41,7 +40,7 @@ class Agreement {
 
   // Closes all connections of the backend: whoever waits for this rank, or here for another one, stops
   // waiting. For a group that has failed.
-  void hang_up() noexcept;
+  void hang_up(c10d_backend& backend) const noexcept;
 
  private:
   struct Exchange {
@@ -54,14 +53,12 @@ class Agreement {
   using ExchangePtr = std::shared_ptr<Exchange>;
 
   Agreement(int next, int previous) : next_(next), previous_(previous) {}
-  void listen(c10d_backend& backend);
   void settle(Exchange& exchange, Interrupter& waits, const std::function<bool()>& hopeless) const;
 
   const int next_;
   const int previous_;
   std::mutex mutex_;
-  // Calls that have been told and are to be settled; calls to come, for which this rank listens already.
-  std::deque<ExchangePtr> told_, awaited_;
+  std::deque<ExchangePtr> under_way_;  // in the order of the calls
 };
 
 }  // namespace lockstep::comm

@@ -172,7 +172,7 @@ void poison(ProcessGroup::Impl& group, const Error& why) {
   if (!group.c10d || group.world_size == 1) return;
   group.store->fail(kind + '\n' + why.what());
   // Closes this rank's connections, which wakes those who wait for it.
-  if (group.agreement) group.agreement->hang_up();
+  if (group.agreement) group.agreement->hang_up(*group.c10d);
   destroy_aside(std::exchange(group.c10d, {}));
 }
 

@@ -43,10 +43,10 @@ struct ProcessGroup::Impl {
       return;
     }
     if (store) store->forget(store_holders);
-    if (!poison) return;
-    if (agreement) agreement->hang_up();
+    if (!poison || native != nullptr || !c10d) return;
+    if (agreement) agreement->hang_up(*c10d);
     // Gloo's destructor waits for its calls, and some may wait for ranks that have ended.
-    if (native == nullptr && c10d) comm::destroy_aside(std::move(c10d));
+    comm::destroy_aside(std::move(c10d));
   }
 
   const pid_t made_by = ::getpid();

@@ -16,6 +16,8 @@ constexpr int kMostTag = 500'000'000;
 
 // Of collectives.
 constexpr int kFingerprintTag = std::numeric_limits<int>::max();
+// Of a receive that is not meant to be served.
+constexpr int kUnusedTag = kFingerprintTag - 1;
 
 // Of the headers of a user's message: that of its sender, and that of its receiver.
 constexpr int sender_tag(int tag) { return (1 << 30) + 2 * tag; }

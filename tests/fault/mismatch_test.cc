@@ -198,7 +198,7 @@ TEST(Agreement, LeavesHealthyTrafficAlone) {
   });
 }
 
-// What only gives may leave, however far the others are behind.
+// What a rank has said of its last call reaches its neighbour, however late that comes.
 TEST(Agreement, ARankMayEndBeforeItsNeighbourHasCome) {
   expect_success(start_ranks(3, [](int rank) {
     const auto group = init_process_group({.backend = "gloo", .timeout = 20s});

@@ -73,7 +73,7 @@ TEST(WireTags, OfMessagesThatDifferDiffer) {
       }
     }
     EXPECT_GT(sender_tag(tag), 0);
-    EXPECT_LT(receiver_tag(tag), kFingerprintTag);
+    EXPECT_LT(receiver_tag(tag), kUnusedTag);
   }
   EXPECT_EQ(seen.size(), messages);
 }
