@@ -24,7 +24,7 @@ enum class ReduceOp { Sum, Avg, Product, Min, Max, Band, Bor, Bxor };
 
 struct InitOptions {
   // "auto" takes the best that this build has for where the ranks are; naming one that it lacks is a
-  // UsageError.
+  // UsageError. Where it is "auto", the environment's LOCKSTEP_BACKEND counts.
   std::string backend = "auto";
   // "env://" reads the environment of lockstep run, torchrun, Slurm, Open MPI or PMI (in this order), and is
   // a world of one without any of them; "tcp://host:port" meets at rank 0's port; "file:///path" at a file
@@ -54,7 +54,8 @@ int64_t get(std::string_view what);
 // Ranks must make the same calls on a group in the same order; a tensor without elements is a call as any
 // other. A group is not thread-safe; different groups may be used by different threads. Tensors may have any
 // strides and any dtype the operation has a meaning for. A call that cannot be right (wrong shape, unknown
-// rank) throws UsageError and changes nothing; any other error poisons the group.
+// rank) throws UsageError and changes nothing; any other error poisons the group, also that of a rank which
+// makes another call than the others: MismatchError, with both calls.
 class ProcessGroup {
  public:
   struct Impl;  // src/comm/group.h
@@ -72,41 +73,43 @@ class ProcessGroup {
   const std::string& backend() const;  // "gloo"; "single" in a world of one
 
   // In place: afterwards every rank has the reduction over all ranks.
-  void all_reduce(at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
+  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
   // In place: afterwards every rank has root's values.
-  void broadcast(at::Tensor& tensor, int root = 0);
+  void broadcast(const at::Tensor& tensor, int root = 0);
   // In place on root; what the others' tensors hold afterwards is not defined.
-  void reduce(at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum);
+  void reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum);
   // One tensor of each rank, in rank order. Same shape and dtype on all ranks.
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
   // output: world_size times the elements of input, rank after rank.
-  void all_gather_into_tensor(at::Tensor& output, const at::Tensor& input);
+  void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input);
   // input: world_size times the elements of output; this rank receives the reduction of its part.
-  void reduce_scatter_tensor(at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum);
+  void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum);
   // All ranks' tensors on root; empty on the others.
   std::vector<at::Tensor> gather(const at::Tensor& tensor, int root);
   // inputs: on root one tensor for each rank; ignored on the others.
-  void scatter(at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
+  void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
   // Part i of input goes to rank i; part i of output comes from rank i. Equal parts.
-  void all_to_all_single(at::Tensor& output, const at::Tensor& input);
-  // Point to point; calls match by ranks and tag, in order. Shape and dtype must be the same on both sides.
+  void all_to_all_single(const at::Tensor& output, const at::Tensor& input);
+  // Point to point; calls match by ranks and tag (0 to 500 million), in order. Shape and dtype must be the
+  // same on both sides.
   void send(const at::Tensor& tensor, int to, int tag = 0);
-  void recv(at::Tensor& tensor, int from, int tag = 0);
+  void recv(const at::Tensor& tensor, int from, int tag = 0);
   // Returns when every rank has called it.
   void barrier();
 
   // The same, returning at once. The tensors must stay as they are until wait().
-  Work all_reduce_async(at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
-  Work broadcast_async(at::Tensor& tensor, int root = 0);
-  Work reduce_async(at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum);
+  Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
+  Work broadcast_async(const at::Tensor& tensor, int root = 0);
+  Work reduce_async(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum);
   Work all_gather_async(const at::Tensor& tensor);
-  Work all_gather_into_tensor_async(at::Tensor& output, const at::Tensor& input);
-  Work reduce_scatter_tensor_async(at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum);
+  Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input);
+  Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                   ReduceOp op = ReduceOp::Sum);
   Work gather_async(const at::Tensor& tensor, int root);
-  Work scatter_async(at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
-  Work all_to_all_single_async(at::Tensor& output, const at::Tensor& input);
+  Work scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
+  Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input);
   Work send_async(const at::Tensor& tensor, int to, int tag = 0);
-  Work recv_async(at::Tensor& tensor, int from, int tag = 0);
+  Work recv_async(const at::Tensor& tensor, int from, int tag = 0);
   Work barrier_async();
 
   // Memory that this group reduces with no copy, where its backend can; ordinary memory otherwise. A forked

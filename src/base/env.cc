@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_LOG", "warn", "what is logged to stderr: debug, info, warn, error or off"},
+    Knob{"LOCKSTEP_BACKEND", "auto", "the backend where InitOptions::backend is \"auto\": auto, shm or gloo"},
     Knob{"LOCKSTEP_BIND", "1", "0: leave each rank's CPU affinity as it was given"},
     Knob{"LOCKSTEP_THREADS", "cores / local ranks",
          "compute threads of each rank; 0: leave them as they are (OMP_NUM_THREADS, when set, wins)"},
@@ -26,6 +27,10 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_TOKEN", "lockstep run makes one for a job on one machine",
          "the secret that admits a process to its job; at least 16 characters", true},
     Knob{"LOCKSTEP_TOKEN_FILE", "none", "a file, readable by its owner only, that holds the token"},
+    Knob{"LOCKSTEP_CHECK_CALLS", "1",
+         "0: over Gloo, ranks that make different calls are not found. To measure what the search costs, and "
+         "for "
+         "nothing else; the same on all ranks"},
     Knob{"LOCKSTEP_HEAP", "1", "0: let the C library give freed memory back to the kernel at every step"},
 };
 

@@ -7,6 +7,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/wire_tags.h"
 
 namespace lockstep::comm {
 
@@ -40,7 +41,9 @@ void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
 void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
   check_rank(group, name, peer);
   if (peer == group.rank) refuse(group, name, "the other side is this rank itself", "name another rank");
-  if (tag < 0) refuse(group, name, fmt::format("the tag is {}", tag), "tags are 0 or more");
+  if (tag < 0 || tag > kMostTag) {
+    refuse(group, name, fmt::format("the tag is {}", tag), fmt::format("tags go from 0 to {}", kMostTag));
+  }
 }
 
 void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,

@@ -5,55 +5,22 @@
 
 #include <ATen/ATen.h>
 
-#include "base/no_sigpipe.h"
 #include "comm/checks.h"
 #include "comm/dense.h"
 #include "comm/failure.h"
+#include "comm/fingerprint.h"
 #include "comm/gaps.h"
-#include "comm/work_state.h"
+#include "comm/start.h"
 
 namespace lockstep::comm {
 
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-std::string describe(const char* name, const at::Tensor& tensor) {
-  return fmt::format("{} of {} {}", name, tensor.numel(), c10::toString(tensor.scalar_type()));
-}
+using Kind = Fingerprint::Kind;
 
 // The caller's memory, without its autograd history: collectives change values, not graphs.
 at::Tensor bare(const at::Tensor& tensor) { return tensor.detach(); }
-
-// What there is to a call besides the backend's part of it.
-struct Outline {
-  std::string what;                   // for messages
-  Tensors travelling = {};            // kept alive while the backend works
-  std::function<void()> finish = {};  // brings what travelled into the caller's tensors
-  Tensors result = {};                // what Work::result() gives
-  bool point_to_point = false;
-};
-
-// Hands the call to the backend, in exchange for a Work.
-template <class Backend>
-Work start(const GroupPtr& group, Outline outline, Backend&& backend) {
-  auto state = std::make_shared<Work::State>();
-  state->group = group;
-  state->call = {.number = ++group->calls, .what = std::move(outline.what)};
-  state->travelling = std::move(outline.travelling);
-  state->finish = std::move(outline.finish);
-  state->result = std::move(outline.result);
-  state->point_to_point = outline.point_to_point;
-  std::optional<base::NoSigpipe> quiet;
-  if (outline.point_to_point && !group->native)
-    quiet.emplace();  // Gloo writes messages in the caller's thread
-  try {
-    state->c10d = backend(*group->c10d);
-  } catch (...) {
-    throw_failure(*group, state->call);
-  }
-  return Work(std::move(state));
-}
 
 // A call that is done already.
 Work done_with(Tensors result) {
@@ -111,20 +78,22 @@ std::function<void()> copy_back(const at::Tensor& target, const at::Tensor& dens
 }
 
 // Every rank gets all parts and reduces for itself.
-Work reduce_by_gathering(const GroupPtr& group, std::string what, const at::Tensor& target,
-                         const at::Tensor& dense, ReduceOp op) {
+Work reduce_by_gathering(const GroupPtr& group, const char* name, const Fingerprint& call,
+                         const at::Tensor& target, const at::Tensor& dense, ReduceOp op) {
   const auto all = room_for_all(*group, dense);
   const auto parts = rows_of(all, group->world_size);
   auto outputs = std::vector<Tensors>{wires_of(*group, parts)};
   auto inputs = Tensors{wire_of(*group, dense)};
-  return start(group,
-               {.what = std::move(what),
-                .travelling = {dense},
-                .finish =
-                    [target, parts, op] {
-                      if (target.numel() != 0) target.copy_(reduce_locally(parts, op).view(target.sizes()));
-                    }},
-               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+  return start_collective(group,
+                          {.name = name,
+                           .call = call,
+                           .travelling = {dense},
+                           .finish =
+                               [target, parts, op] {
+                                 if (target.numel() != 0)
+                                   target.copy_(reduce_locally(parts, op).view(target.sizes()));
+                               }},
+                          [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
 // all_reduce and reduce: the one for everybody, the other for `root`.
@@ -138,30 +107,32 @@ Work reduction(const GroupPtr& group, const char* name, const at::Tensor& tensor
 
   const auto target = bare(tensor);
   const auto dense = travels_for(*group, dense_of(target));
-  const auto what = describe(name, tensor) + ", " + name_of(op);
+  const auto call =
+      fingerprint_of(root ? Kind::Reduce : Kind::AllReduce, tensor, op, root.value_or(Fingerprint::kNoRoot));
   auto wire = reduction_wire(group->backend, dense, op, group->world_size);
-  if (!wire) return reduce_by_gathering(group, what, target, dense, op);
+  if (!wire) return reduce_by_gathering(group, name, call, target, dense, op);
 
   auto wires = Tensors{wire->tensor};
-  return start(group,
-               {.what = what,
-                .travelling = {wire->tensor},
-                .finish =
-                    [unwrap = wire->finish, back = copy_back(target, dense)] {
-                      if (unwrap) unwrap();
-                      if (back) back();
-                    }},
-               [&](c10d_backend& backend) {
-                 if (root) {
-                   c10d::ReduceOptions options;
-                   options.reduceOp = wire->op;
-                   options.rootRank = *root;
-                   return backend.reduce(wires, options);
-                 }
-                 c10d::AllreduceOptions options;
-                 options.reduceOp = wire->op;
-                 return backend.allreduce(wires, options);
-               });
+  return start_collective(group,
+                          {.name = name,
+                           .call = call,
+                           .travelling = {wire->tensor},
+                           .finish =
+                               [unwrap = wire->finish, back = copy_back(target, dense)] {
+                                 if (unwrap) unwrap();
+                                 if (back) back();
+                               }},
+                          [&](c10d_backend& backend) {
+                            if (root) {
+                              c10d::ReduceOptions options;
+                              options.reduceOp = wire->op;
+                              options.rootRank = *root;
+                              return backend.reduce(wires, options);
+                            }
+                            c10d::AllreduceOptions options;
+                            options.reduceOp = wire->op;
+                            return backend.allreduce(wires, options);
+                          });
 }
 
 }  // namespace
@@ -183,13 +154,16 @@ Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root) {
   const auto target = bare(tensor);
   const auto dense = dense_of(target);
   auto wires = Tensors{wire_of(*group, dense)};
-  return start(
-      group, {.what = describe("broadcast", tensor), .travelling = wires, .finish = copy_back(target, dense)},
-      [&](c10d_backend& backend) {
-        c10d::BroadcastOptions options;
-        options.rootRank = root;
-        return backend.broadcast(wires, options);
-      });
+  return start_collective(group,
+                          {.name = "broadcast",
+                           .call = fingerprint_of(Kind::Broadcast, tensor, std::nullopt, root),
+                           .travelling = wires,
+                           .finish = copy_back(target, dense)},
+                          [&](c10d_backend& backend) {
+                            c10d::BroadcastOptions options;
+                            options.rootRank = root;
+                            return backend.broadcast(wires, options);
+                          });
 }
 
 Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
@@ -203,9 +177,12 @@ Work all_gather(const GroupPtr& group, const at::Tensor& tensor) {
 
   auto outputs = std::vector<Tensors>{wires_of(*group, rows)};
   auto inputs = Tensors{wire_of(*group, dense)};
-  return start(group,
-               {.what = describe("all_gather", tensor), .travelling = inputs, .result = std::move(result)},
-               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+  return start_collective(group,
+                          {.name = "all_gather",
+                           .call = fingerprint_of(Kind::AllGather, tensor),
+                           .travelling = inputs,
+                           .result = std::move(result)},
+                          [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
 Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input) {
@@ -218,11 +195,12 @@ Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, con
   const auto all = landing_place(target);
   auto outputs = std::vector<Tensors>{wires_of(*group, rows_of(all, group->world_size))};
   auto inputs = Tensors{wire_of(*group, dense)};
-  return start(group,
-               {.what = describe("all_gather_into_tensor", input),
-                .travelling = inputs,
-                .finish = copy_back(target, all)},
-               [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
+  return start_collective(group,
+                          {.name = "all_gather_into_tensor",
+                           .call = fingerprint_of(Kind::AllGather, input),
+                           .travelling = inputs,
+                           .finish = copy_back(target, all)},
+                          [&](c10d_backend& backend) { return backend.allgather(outputs, inputs); });
 }
 
 Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input,
@@ -238,15 +216,16 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
     const auto landed = landing_place(target);
     auto wire_out = wire_of(*group, landed);
     auto wire_in = wire_of(*group, dense);
-    return start(group,
-                 {.what = describe("reduce_scatter_tensor", input) + ", " + name_of(op),
-                  .travelling = {wire_out, wire_in},
-                  .finish = copy_back(target, landed)},
-                 [&](c10d_backend& backend) {
-                   c10d::ReduceScatterOptions options;
-                   options.reduceOp = to_c10d(op);
-                   return backend._reduce_scatter_base(wire_out, wire_in, options);
-                 });
+    return start_collective(group,
+                            {.name = "reduce_scatter_tensor",
+                             .call = fingerprint_of(Kind::ReduceScatter, input, op),
+                             .travelling = {wire_out, wire_in},
+                             .finish = copy_back(target, landed)},
+                            [&](c10d_backend& backend) {
+                              c10d::ReduceScatterOptions options;
+                              options.reduceOp = to_c10d(op);
+                              return backend._reduce_scatter_base(wire_out, wire_in, options);
+                            });
   }
   // Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing
   // one's own moves as few bytes, and takes the ranks in order.
@@ -254,14 +233,15 @@ Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, cons
   auto wire_out = wire_of(*group, received);
   auto wire_in = wire_of(*group, dense);
   std::vector<int64_t> equal_parts;
-  return start(group,
-               {.what = describe("reduce_scatter_tensor", input) + ", " + name_of(op),
-                .travelling = {wire_out, wire_in},
-                .finish = [target, parts = rows_of(received, group->world_size),
-                           op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
-               [&](c10d_backend& backend) {
-                 return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts);
-               });
+  return start_collective(group,
+                          {.name = "reduce_scatter_tensor",
+                           .call = fingerprint_of(Kind::ReduceScatter, input, op),
+                           .travelling = {wire_out, wire_in},
+                           .finish = [target, parts = rows_of(received, group->world_size),
+                                      op] { target.copy_(reduce_locally(parts, op).view(target.sizes())); }},
+                          [&](c10d_backend& backend) {
+                            return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts);
+                          });
 }
 
 Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
@@ -277,12 +257,16 @@ Work gather(const GroupPtr& group, const at::Tensor& tensor, int root) {
 
   auto outputs = receives ? std::vector<Tensors>{wires_of(*group, rows)} : std::vector<Tensors>{};
   auto inputs = Tensors{wire_of(*group, dense)};
-  return start(group, {.what = describe("gather", tensor), .travelling = inputs, .result = std::move(result)},
-               [&](c10d_backend& backend) {
-                 c10d::GatherOptions options;
-                 options.rootRank = root;
-                 return backend.gather(outputs, inputs, options);
-               });
+  return start_collective(group,
+                          {.name = "gather",
+                           .call = fingerprint_of(Kind::Gather, tensor, std::nullopt, root),
+                           .travelling = inputs,
+                           .result = std::move(result)},
+                          [&](c10d_backend& backend) {
+                            c10d::GatherOptions options;
+                            options.rootRank = root;
+                            return backend.gather(outputs, inputs, options);
+                          });
 }
 
 Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
@@ -308,13 +292,16 @@ Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<
   const auto dense = landing_place(target);
   auto outputs = Tensors{wire_of(*group, dense)};
   auto wires = gives ? std::vector<Tensors>{wires_of(*group, parts)} : std::vector<Tensors>{};
-  return start(group,
-               {.what = describe("scatter", output), .travelling = parts, .finish = copy_back(target, dense)},
-               [&](c10d_backend& backend) {
-                 c10d::ScatterOptions options;
-                 options.rootRank = root;
-                 return backend.scatter(outputs, wires, options);
-               });
+  return start_collective(group,
+                          {.name = "scatter",
+                           .call = fingerprint_of(Kind::Scatter, output, std::nullopt, root),
+                           .travelling = parts,
+                           .finish = copy_back(target, dense)},
+                          [&](c10d_backend& backend) {
+                            c10d::ScatterOptions options;
+                            options.rootRank = root;
+                            return backend.scatter(outputs, wires, options);
+                          });
 }
 
 Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input) {
@@ -333,13 +320,14 @@ Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at
   auto wire_out = wire_of(*group, dense);
   auto wire_in = wire_of(*group, source);
   std::vector<int64_t> equal_parts;
-  return start(group,
-               {.what = describe("all_to_all_single", input),
-                .travelling = {wire_out, wire_in},
-                .finish = copy_back(target, dense)},
-               [&](c10d_backend& backend) {
-                 return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts);
-               });
+  return start_collective(group,
+                          {.name = "all_to_all_single",
+                           .call = fingerprint_of(Kind::AllToAll, input),
+                           .travelling = {wire_out, wire_in},
+                           .finish = copy_back(target, dense)},
+                          [&](c10d_backend& backend) {
+                            return backend.alltoall_base(wire_out, wire_in, equal_parts, equal_parts);
+                          });
 }
 
 Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
@@ -347,11 +335,9 @@ Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag) {
   check_tensor(*group, "send", tensor);
   check_peer(*group, "send", to, tag);
   auto wires = Tensors{wire_of(*group, dense_of(tensor))};
-  return start(group,
-               {.what = fmt::format("{} to rank {}, tag {}", describe("send", tensor), to, tag),
-                .travelling = wires,
-                .point_to_point = true},
-               [&](c10d_backend& backend) { return backend.send(wires, to, tag); });
+  return start_message(
+      group, {.name = "send", .call = fingerprint_of(Kind::Send, tensor), .travelling = wires}, to, tag,
+      [&](c10d_backend& backend, int wire_tag) { return backend.send(wires, to, wire_tag); });
 }
 
 Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag) {
@@ -361,18 +347,20 @@ Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag) {
   const auto target = bare(tensor);
   const auto dense = landing_place(target);
   auto wires = Tensors{wire_of(*group, dense)};
-  return start(group,
-               {.what = fmt::format("{} from rank {}, tag {}", describe("recv", tensor), from, tag),
-                .travelling = wires,
-                .finish = copy_back(target, dense),
-                .point_to_point = true},
-               [&](c10d_backend& backend) { return backend.recv(wires, from, tag); });
+  return start_message(
+      group,
+      {.name = "recv",
+       .call = fingerprint_of(Kind::Recv, tensor),
+       .travelling = wires,
+       .finish = copy_back(target, dense)},
+      from, tag, [&](c10d_backend& backend, int wire_tag) { return backend.recv(wires, from, wire_tag); });
 }
 
 Work barrier(const GroupPtr& group) {
   refuse_if_poisoned(*group);
   if (group->world_size == 1) return {};
-  return start(group, {.what = "barrier"}, [&](c10d_backend& backend) { return backend.barrier(); });
+  return start_collective(group, {.name = "barrier", .call = {}},
+                          [&](c10d_backend& backend) { return backend.barrier(); });
 }
 
 }  // namespace lockstep::comm

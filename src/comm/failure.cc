@@ -13,6 +13,7 @@
 #include "base/hints.h"
 #include "base/log.h"
 #include "base/note.h"
+#include "comm/fingerprint.h"
 #include "comm/rendezvous.h"
 
 namespace lockstep::comm {
@@ -31,7 +32,15 @@ constexpr auto kAskStore = 500ms;
 
 std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
 
-std::string text_of(const Call& call) { return fmt::format("#{} {}", call.number, call.what); }
+std::string text_of(const Call& call) {
+  return call.number == 0 ? call.what : fmt::format("#{} {}", call.number, call.what);
+}
+
+std::string where(const ProcessGroup::Impl& group, uint64_t number) {
+  return fmt::format("rank {}/{}, host {}, {}, {}backend {}", group.rank, group.world_size,
+                     group.ranks.at(group.rank).host, group.name,
+                     number == 0 ? "" : fmt::format("collective #{}, ", number), group.backend);
+}
 
 // c10d's exceptions carry a C++ stack trace behind their first lines; nobody who reads the error wants it.
 std::string message_of(const std::exception& error) {
@@ -141,6 +150,18 @@ void remember(ProcessGroup::Impl& group, const ProcessGroup::Impl::Poison& poiso
   base::write_note(note);
 }
 
+[[noreturn]] void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement) {
+  const MismatchError error(base::compose(
+      {.what = "the ranks do not make the same call",
+       .where = where(group, disagreement.number),
+       .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
+                               group.ranks.at(disagreement.rank).describe(), disagreement.there),
+       .hint =
+           "all ranks must make the same calls in the same order, with tensors of the same size and type"}));
+  poison(group, error);
+  throw error;
+}
+
 }  // namespace
 
 void refuse_if_poisoned(ProcessGroup::Impl& group) {
@@ -158,10 +179,15 @@ void poison(ProcessGroup::Impl& group, const Error& why) {
   if (!group.c10d || group.world_size == 1) return;
   group.store->fail(kind + '\n' + why.what());
   // Closes this rank's connections, which wakes those who wait for it.
+  if (group.agreement) group.agreement->hang_up(*group.c10d);
   destroy_aside(std::exchange(group.c10d, {}));
 }
 
 bool is_hopeless(const ProcessGroup::Impl& group) {
+  {
+    const std::lock_guard lock(group.poison_mutex);
+    if (group.poison) return true;
+  }
   const auto lost = group.store->ended(store::Ending::Lost);
   if (!lost.empty() && base::Deadline::Clock::now() - lost.front().since >= kLastWords) return true;
   const auto failure = group.store->failure();
@@ -186,15 +212,15 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
     // A backend of our own has said all there is to say.
     remember(group, {std::string(error.kind()), error.what(), error.culprits()});
     throw;
+  } catch (const Disagreement& disagreement) {
+    throw_mismatch(group, disagreement);
   } catch (const std::exception& error) {
     message = message_of(error);
   } catch (...) {
   }
+  refuse_if_poisoned(group);  // the wait was given up because of that
 
-  base::ErrorText text{.what = fmt::format("{} failed", call.what),
-                       .where = fmt::format("rank {}/{}, host {}, {}, collective #{}, backend {}", group.rank,
-                                            group.world_size, group.ranks.at(group.rank).host, group.name,
-                                            call.number, group.backend)};
+  base::ErrorText text{.what = fmt::format("{} failed", call.what), .where = where(group, call.number)};
   std::string kind = "Error";
   std::vector<int> culprits;
   const bool closed =

@@ -12,7 +12,7 @@ namespace lockstep::comm {
 
 // One collective, for messages.
 struct Call {
-  uint64_t number = 0;  // the group's count
+  uint64_t number = 0;  // the group's count; 0 for what is no collective
   std::string what;     // "all_reduce of 1000 Float, Sum"
 };
 
@@ -20,7 +20,7 @@ struct Call {
 void refuse_if_poisoned(ProcessGroup::Impl& group);
 
 // Whether a call under way on a foreign backend has no chance any more: a rank of the group has been gone for
-// a moment, in which what it had sent could have arrived, or another one has failed.
+// a moment, in which what it had sent could have arrived, or one has failed.
 bool is_hopeless(const ProcessGroup::Impl& group);
 
 // Leaves a word in the store that this rank has been waiting in `call` for a while, so that the others can

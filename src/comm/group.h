@@ -14,6 +14,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/aside.h"
+#include "comm/agreement.h"
 #include "comm/interrupter.h"
 #include "comm/key_store.h"
 #include "comm/machines.h"
@@ -37,11 +38,15 @@ struct ProcessGroup::Impl {
     // store.
     if (::getpid() != made_by) {
       c10d.release();
+      static_cast<void>(messages.release());
+      static_cast<void>(agreement.release());
       return;
     }
     if (store) store->forget(store_holders);
+    if (!poison || native != nullptr || !c10d) return;
+    if (agreement) agreement->hang_up(*c10d);
     // Gloo's destructor waits for its calls, and some may wait for ranks that have ended.
-    if (poison && native == nullptr && c10d) comm::destroy_aside(std::move(c10d));
+    comm::destroy_aside(std::move(c10d));
   }
 
   const pid_t made_by = ::getpid();
@@ -57,16 +62,19 @@ struct ProcessGroup::Impl {
   std::optional<comm::PeerWatch> watch;
   comm::KeyStorePtr store;  // of this group's own
   int store_holders = 0;    // how many ranks say that they have no more use for it
+  // On a backend that does not compare the ranks' calls by itself.
+  std::unique_ptr<comm::Agreement> agreement;
   // Made when it is first asked for in a world of one, which needs none.
   mutable c10::intrusive_ptr<c10d_backend> c10d;
   Native* native = nullptr;  // the same object, when it is one of ours
 
   std::atomic<uint64_t> calls{0};  // numbers the collectives; the same on all ranks
   int subgroups = 0;
-  comm::Interrupter messages;  // the sends and receives that are waited for
+  // The sends and receives that are waited for.
+  std::unique_ptr<comm::Interrupter> messages = std::make_unique<comm::Interrupter>();
 
   // The first error, which every later call repeats.
-  std::mutex poison_mutex;
+  mutable std::mutex poison_mutex;
   struct Poison {
     std::string kind;
     std::string message;

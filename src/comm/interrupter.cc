@@ -3,6 +3,7 @@
 #include <chrono>
 #include <pthread.h>
 #include <stdexcept>
+#include <utility>
 
 namespace lockstep::comm {
 
@@ -33,16 +34,20 @@ void Interrupter::wait(const c10::intrusive_ptr<c10d::Work>& work, const std::fu
     });
   }
   const auto mine = waiting_.insert(waiting_.end(), {work.get(), &hopeless});
-  if (waiting_.size() == 1) changed_.notify_all();
-  lock.unlock();
+  used_ = true;
+  if (asleep_) changed_.notify_all();
   bool done = false;
   std::exception_ptr error;
-  try {
-    done = work->wait();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  lock.lock();
+  do {
+    lock.unlock();
+    try {
+      done = work->wait();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    // A word to give up may have been meant for an earlier wait for the same work.
+  } while (!done && !error && !hopeless());
   waiting_.erase(mine);
   lock.unlock();
   if (error) std::rethrow_exception(error);
@@ -52,11 +57,12 @@ void Interrupter::wait(const c10::intrusive_ptr<c10d::Work>& work, const std::fu
 void Interrupter::look() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    if (waiting_.empty()) {
+    if (!std::exchange(used_, false) && waiting_.empty()) {
+      asleep_ = true;
       changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
-    } else {
-      changed_.wait_for(lock, kLookEvery, [this] { return ending_; });
+      asleep_ = false;
     }
+    changed_.wait_for(lock, kLookEvery, [this] { return ending_; });
     for (const auto& one : waiting_) {
       if ((*one.hopeless)()) one.work->abort();
     }

@@ -13,7 +13,25 @@ namespace lockstep::compat {
 
 #ifdef USE_C10D_GLOO
 
+namespace {
+
+struct GlooInside : c10d::ProcessGroupGloo {
+  static constexpr uint32_t c10d::ProcessGroupGloo::*kTag = &GlooInside::collectiveCounter_;
+};
+
+}  // namespace
+
 bool has_gloo() { return true; }
+
+bool is_gloo(const c10d_backend& backend) {
+  return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
+}
+
+void mark_next_collective(c10d_backend& gloo, uint32_t bits) {
+  // The low bits go on counting: calls under way at the same time keep tags of their own.
+  auto& tag = dynamic_cast<c10d::ProcessGroupGloo&>(gloo).*GlooInside::kTag;
+  tag = bits << 8 | (tag & 0xff);
+}
 
 c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            int world_size, std::chrono::milliseconds timeout,
@@ -34,6 +52,10 @@ c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>
 #else
 
 bool has_gloo() { return false; }
+
+bool is_gloo(const c10d_backend&) { return false; }
+
+void mark_next_collective(c10d_backend&, uint32_t) {}
 
 c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, int, int,
                                            std::chrono::milliseconds, const std::string&) {

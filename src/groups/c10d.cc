@@ -57,6 +57,7 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->store = keys;
   impl->store_holders = impl->world_size;
   impl->c10d = std::move(backend);
+  impl->agreement = comm::Agreement::over(*impl->c10d, impl->rank, impl->world_size);
   comm::leave(*keys, impl->rank, impl->world_size, deadline);
   return std::make_shared<ProcessGroup>(std::move(impl));
 }

@@ -78,7 +78,7 @@ Placement placement_by(const Identity& identity, const std::vector<RankFacts>& r
 
 std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Default& state) {
   check_options(options);
-  check_backend(options.backend);
+  const auto wanted = wanted_backend(options.backend);
   const auto identity = identity_for(options);
   base::set_log_rank(identity.rank, identity.world_size);
   if (base::env_flag("LOCKSTEP_RUN", false)) {
@@ -98,10 +98,10 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
       root->under(fmt::format("{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++));
   auto mine = facts_of_this_process(identity.rank, identity.world_size);
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
-  mine.backend = options.backend;
-  if (options.backend == "auto" || options.backend == "shm") mine.no_shm = why_no_shm();
+  mine.backend = wanted;
+  if (wanted == "auto" || wanted == "shm") mine.no_shm = why_no_shm();
   const auto ranks = meet(*store, mine, deadline);
-  const auto backend = choose_backend(options.backend, ranks);
+  const auto backend = choose_backend(wanted, ranks);
   tune_process(identity.rank, ranks);
   auto group = make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks),
                           {store, identity.world_size}, deadline);

@@ -83,6 +83,7 @@ void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
       if (is_hopeless(group)) throw std::runtime_error("connecting was given up");
     }
     group.c10d = connecting.get();
+    group.agreement = Agreement::over(*group.c10d, group.rank, group.world_size);
   } catch (...) {
     throw_failure(group, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
   }
@@ -121,11 +122,13 @@ void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::ve
 
 }  // namespace
 
-void check_backend(const std::string& wanted) {
+std::string wanted_backend(const std::string& option) {
+  const auto variable = option == "auto" ? base::env_string("LOCKSTEP_BACKEND") : std::nullopt;
+  const auto wanted = variable.value_or(option);
   std::string why;
-  if (wanted == "auto" || wanted == "shm") return;
+  if (wanted == "auto" || wanted == "shm") return wanted;
   if (wanted == "gloo") {
-    if (compat::has_gloo()) return;
+    if (compat::has_gloo()) return wanted;
     why = "this LibTorch was built without Gloo";
   } else if (wanted == "hybrid" || wanted == "nccl") {
     why = "this build of lockstep does not have it";
@@ -133,8 +136,10 @@ void check_backend(const std::string& wanted) {
     why = "no backend has this name";
   }
   throw UsageError(base::compose({.what = fmt::format("backend \"{}\" is not available", wanted),
+                                  .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
                                   .evidence = why + "; there is: shm" + (compat::has_gloo() ? ", gloo" : ""),
-                                  .hint = "leave InitOptions::backend at \"auto\""}));
+                                  .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it"
+                                                   : "leave InitOptions::backend at \"auto\""}));
 }
 
 std::string why_no_shm() {

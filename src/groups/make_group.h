@@ -10,8 +10,9 @@
 
 namespace lockstep::groups {
 
-// Throws UsageError for a name that is unknown or that this build lacks.
-void check_backend(const std::string& wanted);
+// What InitOptions::backend asks for; where that is "auto", LOCKSTEP_BACKEND. Throws UsageError for a name
+// that is unknown or that this build lacks.
+std::string wanted_backend(const std::string& option);
 // Why this process cannot share memory with others; empty when it can.
 std::string why_no_shm();
 // What `wanted` means for these ranks: "auto" becomes the best there is. Throws UsageError when they cannot

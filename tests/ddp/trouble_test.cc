@@ -46,6 +46,22 @@ TEST_P(Trouble, AKilledRank) {
       << outcomes[0].describe();
 }
 
+// One rank is in its backward pass, the other reduces something of its own.
+TEST_P(Trouble, ABucketMeetsAnotherCall) {
+  const auto outcomes = run(2, [](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_net());
+    train(ddp, group, 6, [&](int step) {
+      if (step == 3 && group.rank() == 1) group.all_reduce(torch::ones({3}));
+    });
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.exit_status, 1);
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: the ranks do not make the same call"),
+                                      HasSubstr("all_reduce of 3 Float, Sum"), HasSubstr("hint:")))
+        << outcome.describe();
+  }
+}
+
 TEST_P(Trouble, AnExceptionInForwardThatEndsTheRank) {
   const auto outcomes = run(2, [](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net());

@@ -149,20 +149,26 @@ TEST(PeerLossInDetail, ATimeoutSaysWhoIsNotThere) {
       << outcomes[0].describe();
 }
 
-TEST(PeerLossInDetail, ATimeoutSaysWhatTheOtherWaitsFor) {
-  const auto outcomes = start_ranks(2,
+TEST(PeerLossInDetail, ATimeoutSaysWhatTheOthersWaitFor) {
+  const auto outcomes = start_ranks(4,
                                     [](int rank) {
                                       const auto group =
                                           init_process_group({.backend = "gloo", .timeout = 3s});
-                                      auto tensor = at::ones({10});
-                                      // The ranks have lost step: one reduces, the other is in a barrier.
-                                      rank == 0 ? group->all_reduce(tensor) : group->barrier();
+                                      // Rank 2 never comes. Rank 0, which only gives, goes on without it.
+                                      if (rank == 2) std::this_thread::sleep_for(5s);
+                                      if (rank == 2) return;
+                                      group->gather(at::ones({10}), 1);
+                                      group->barrier();
                                     },
                                     {.deadline = 20s});
-  std::string both = outcomes[0].output + outcomes[1].output;
-  EXPECT_THAT(both, AnyOf(HasSubstr("was waiting in #1 barrier"),
-                          HasSubstr("was waiting in #1 all_reduce of 10 Float")))
-      << both;
+  std::string everything;
+  for (const auto& outcome : outcomes) everything += outcome.output;
+  // Who looks first sees where the others are.
+  EXPECT_THAT(everything,
+              AllOf(HasSubstr("TimeoutError: "), HasSubstr("not waiting in any collective: rank 2 (pid"),
+                    AnyOf(HasSubstr("was waiting in #2 barrier"),
+                          HasSubstr("was waiting in #1 gather of 10 Float, root 1"))))
+      << everything;
 }
 
 TEST(PeerLossInDetail, ADeadPeerBeforeConnecting) {

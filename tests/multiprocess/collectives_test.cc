@@ -247,6 +247,40 @@ TEST_P(Collectives, LazyViews) {
   });
 }
 
+// What a call is given need not have a name, nor outlive the call.
+TEST_P(Collectives, Temporaries) {
+  run_ranks(world(), backend(), [](ProcessGroup& group) {
+    const int world = group.world_size(), last = world - 1;
+    auto matrix = at::full({3, 4}, group.rank() + 1.0);
+    matrix.set_requires_grad(true);
+    group.all_reduce(matrix.data().view({-1}));
+    EXPECT_EQ(matrix[2][3].item<int>(), world * (world + 1) / 2);
+    group.broadcast(matrix.data()[0].fill_(group.rank()), last);
+    EXPECT_EQ(matrix[0][3].item<int>(), last);
+    group.reduce(matrix.data()[0], 0);
+    group.scatter(matrix.data()[1], std::vector<at::Tensor>(group.rank() == 0 ? world : 0, at::ones({4})), 0);
+    EXPECT_EQ(matrix[1][3].item<int>(), 1);
+    const auto large = at::zeros({world, 2});
+    group.all_gather_into_tensor(large.view({-1}), at::full({2}, group.rank(), at::kFloat));
+    EXPECT_EQ(large[last][1].item<int>(), last);
+    group.reduce_scatter_tensor(matrix.data()[2].slice(0, 0, 2), large.clone());
+    EXPECT_EQ(matrix[2][1].item<int>(), world * group.rank());
+    group.all_to_all_single(large.view({-1}), at::full({2 * world}, group.rank(), at::kFloat));
+    EXPECT_EQ(large[last][1].item<int>(), last);
+
+    std::vector<Work> works;
+    works.push_back(group.all_reduce_async(matrix.data().fill_(1).t()));
+    works.push_back(group.broadcast_async(large.select(1, 1).fill_(group.rank()), last));
+    for (auto& work : works) work.wait();
+    EXPECT_EQ(matrix[2][3].item<int>(), world);
+    EXPECT_EQ(large[0][1].item<int>(), last);
+    if (world == 1) return;
+    if (group.rank() == 0) group.send(at::ones({2}), 1);
+    if (group.rank() == 1) group.recv(large[0], 0);
+    EXPECT_TRUE(group.rank() != 1 || large[0].sum().item<int>() == 2);
+  });
+}
+
 TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
   run_ranks(world(), backend(), [](ProcessGroup& group) {
     std::vector<at::Tensor> tensors;
@@ -327,6 +361,11 @@ TEST_P(Collectives, ArgumentsThatCannotBeRightChangeNothing) {
     EXPECT_THROW(group.scatter(tensor, {}, group.rank()), UsageError);
     EXPECT_THROW(group.send(tensor, group.rank()), UsageError);
     EXPECT_THROW(group.recv(tensor, group.world_size()), UsageError);
+    if (group.world_size() > 1) {
+      const int other = (group.rank() + 1) % group.world_size();
+      EXPECT_THROW(group.send(tensor, other, -1), UsageError);
+      EXPECT_THROW(group.recv(tensor, other, 500'000'001), UsageError);
+    }
     auto sparse = at::ones({2, 2}).to_sparse();
     EXPECT_THROW(group.all_reduce(sparse), UsageError);
     group.all_reduce(tensor);  // the group is as good as before

@@ -237,6 +237,12 @@ TEST(GroupsOnGloo, ThreadsOfTheBackendTakeNoSigpipe) {
 TEST_P(Groups, AForkedChildMayDropThem) {
   run_ranks(2, backend(), [](ProcessGroup& group) {
     auto other = group.new_group({0, 1});
+    auto tensor = at::ones({1});
+    // With all the threads that a group in use has.
+    for (auto* used : {&group, other.get()}) {
+      used->all_reduce(tensor);
+      used->rank() == 0 ? used->send(tensor, 1) : used->recv(tensor, 0);
+    }
     const pid_t child = ::fork();
     if (child == 0) {
       other.reset();

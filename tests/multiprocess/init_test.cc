@@ -138,6 +138,31 @@ TEST(Init, OptionsThatCannotBe) {
   }));
 }
 
+TEST(Init, TheEnvironmentChoosesABackendWhereTheProgramDoesNot) {
+  for (const std::string wanted : {"gloo", "shm", "auto"}) {
+    expect_success(start_ranks(2,
+                               [&](int) {
+                                 const auto group = init_process_group();
+                                 EXPECT_EQ(group->backend(), wanted == "gloo" ? "gloo" : "shm");
+                                 destroy_process_group();
+                                 if (wanted == "auto") return;
+                                 const std::string other = wanted == "gloo" ? "shm" : "gloo";
+                                 EXPECT_EQ(init_process_group({.backend = other})->backend(), other);
+                               },
+                               {.environment = [&](int) {
+                                 return Environment{{"LOCKSTEP_BACKEND", wanted}};
+                               }}));
+  }
+  const auto outcomes = start_ranks(1, [](int) { init_process_group(); }, {.environment = [](int) {
+                                      return Environment{{"LOCKSTEP_BACKEND", "glue"}};
+                                    }});
+  EXPECT_THAT(
+      outcomes[0].output,
+      AllOf(
+          HasSubstr("UsageError: backend \"glue\" is not available (environment variable LOCKSTEP_BACKEND)"),
+          HasSubstr("there is: shm, gloo"), HasSubstr("hint: correct LOCKSTEP_BACKEND")));
+}
+
 TEST(Init, EnvironmentThatCannotBe) {
   const std::vector<Environment> mistakes = {{{"WORLD_SIZE", ""}},
                                              {{"RANK", ""}},

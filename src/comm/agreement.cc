@@ -1,0 +1,78 @@
+#include "comm/agreement.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fmt/format.h>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "base/env.h"
+#include "base/no_sigpipe.h"
+#include "comm/wire_tags.h"
+#include "compat/gloo.h"
+
+namespace lockstep::comm {
+
+using namespace std::chrono_literals;
+
+std::unique_ptr<Agreement> Agreement::over(const c10d_backend& backend, int rank, int world_size) {
+  if (world_size == 1 || !compat::is_gloo(backend) || !base::env_flag("LOCKSTEP_CHECK_CALLS", true))
+    return {};
+  return std::unique_ptr<Agreement>(
+      new Agreement((rank + 1) % world_size, (rank + world_size - 1) % world_size));
+}
+
+void Agreement::tell(c10d_backend& backend, const Fingerprint& mine) {
+  compat::mark_next_collective(backend, digest(mine));
+  const auto exchange = std::make_shared<Exchange>();
+  exchange->mine = mine;
+  exchange->heard = at::empty({sizeof(Fingerprint)}, at::kByte);
+  std::vector<at::Tensor> room{exchange->heard}, words{bytes_of(mine)};
+  exchange->hearing = backend.recv(room, previous_, kFingerprintTag);
+  exchange->telling = backend.send(words, next_, kFingerprintTag);
+  const std::lock_guard lock(mutex_);
+  under_way_.push_back(exchange);
+}
+
+void Agreement::verify(uint64_t number, Interrupter& waits, const std::function<bool()>& hopeless) {
+  std::vector<ExchangePtr> due;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& exchange : under_way_) {
+      if (exchange->mine.number <= number) due.push_back(exchange);
+    }
+  }
+  for (const auto& exchange : due) settle(*exchange, waits, hopeless);
+  const std::lock_guard lock(mutex_);
+  while (!under_way_.empty() && under_way_.front()->settled) under_way_.pop_front();
+}
+
+void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::function<bool()>& hopeless) const {
+  const std::lock_guard lock(exchange.settling);
+  if (exchange.settled) return;
+  waits.wait(exchange.hearing, hopeless);
+  const auto theirs = fingerprint_in(exchange.heard);
+  if (theirs != exchange.mine) {
+    const auto text = [&](const Fingerprint& call) {
+      return theirs.number == exchange.mine.number ? describe(call)
+                                                   : fmt::format("#{} {}", call.number, describe(call));
+    };
+    throw Disagreement{previous_, exchange.mine.number, text(exchange.mine), text(theirs)};
+  }
+  waits.wait(exchange.telling, hopeless);
+  exchange.settled = true;
+}
+
+void Agreement::hang_up(c10d_backend& backend) const noexcept {
+  try {
+    // Gloo has no call for this, but closes everything when a receive is given up.
+    std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
+    const base::NoSigpipe quiet;
+    backend.recv(room, previous_, kUnusedTag)->wait(1ms);
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace lockstep::comm
