@@ -12,6 +12,7 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "base/note.h"
+#include "comm/purpose.h"
 #include "comm/rendezvous.h"
 
 namespace lockstep::comm {
@@ -176,8 +177,9 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   } catch (const UsageError&) {
     throw;  // nothing has begun
   } catch (const Error& error) {
-    // A backend of our own has said all there is to say.
-    remember(group, {std::string(error.kind()), error.what(), error.culprits()});
+    // A backend of our own has said all there is to say, but what the call was for.
+    remember(group, {std::string(error.kind()), Purpose::before(error.what()), error.culprits()});
+    refuse_if_poisoned(group);
     throw;
   } catch (const std::exception& error) {
     message = message_of(error);
@@ -225,7 +227,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   } else {
     text.evidence = message;
   }
-  const std::string composed = base::compose(text);
+  const std::string composed = Purpose::before(base::compose(text));
   remember(group, {kind, composed, culprits});
   // Of an end or of silence every rank learns by itself. Anything else may be known here only.
   if (kind == "Error") group.store->fail(kind + '\n' + composed);

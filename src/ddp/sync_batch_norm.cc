@@ -19,6 +19,7 @@
 #include <lockstep/sync_batch_norm.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 #include "ddp/model.h"
 #include "ddp/sync_statistics.h"
 
@@ -212,6 +213,7 @@ void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
           *module);
   for (const auto& layer : layers) ddp::check(layer);
 
+  const comm::Purpose purpose("convert_sync_batchnorm");
   std::shared_ptr<ddp::SyncGroup> with;
   if (group->world_size() > 1) {
     std::vector<std::string> lines;

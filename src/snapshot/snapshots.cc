@@ -13,6 +13,7 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "comm/purpose.h"
 #include "snapshot/about.h"
 #include "snapshot/background_task.h"
 #include "snapshot/contents.h"
@@ -75,6 +76,7 @@ Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGro
   }
   impl_ = std::make_unique<Impl>(std::move(directory), std::move(group), options);
   if (options.read_only) return;
+  const comm::Purpose purpose("Snapshots construction");
   snapshot::agree(*impl_->group, [&] {
     if (impl_->leads()) impl_->directory.lock();
   });
@@ -104,6 +106,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
                                     .where = directory.path().string(),
                                     .hint = "SnapshotOptions::read_only is for programs that only look"}));
   }
+  const comm::Purpose purpose("Snapshots::save");
   impl_->wait();
   at::Tensor generator;
   snapshot::agree(*group, [&] { generator = generator_state(); });
@@ -127,6 +130,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
 }
 
 Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
+  const comm::Purpose purpose("Snapshots::resume");
   impl_->wait();
   auto& group = *impl_->group;
   std::optional<Document> document;
@@ -144,7 +148,10 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   return position;
 }
 
-void Snapshots::wait() { impl_->wait(); }
+void Snapshots::wait() {
+  const comm::Purpose purpose("Snapshots::wait");
+  impl_->wait();
+}
 
 std::vector<SnapshotInfo> Snapshots::list() const {
   std::vector<SnapshotInfo> all;
