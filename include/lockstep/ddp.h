@@ -221,14 +221,18 @@ class DistributedDataParallel : public DdpBase {
                                    DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), std::move(options)) {}
 
+  // (Identities: the module's class is deduced below.)
+  //
   // A module with a name. The wrapper does not own it: it must live as long.
-  explicit DistributedDataParallel(Module& module, std::shared_ptr<ProcessGroup> group = default_group(),
+  explicit DistributedDataParallel(std::type_identity_t<Module>& module,
+                                   std::shared_ptr<ProcessGroup> group = default_group(),
                                    DdpOptions options = {}) requires(!detail::Viewer<Module>::handle)
       : DistributedDataParallel(std::shared_ptr<Module>(std::shared_ptr<void>(), &module), std::move(group),
                                 std::move(options)) {}
 
   // A handle of a module: torch::jit::load's.
-  explicit DistributedDataParallel(Module handle, std::shared_ptr<ProcessGroup> group = default_group(),
+  explicit DistributedDataParallel(std::type_identity_t<Module> handle,
+                                   std::shared_ptr<ProcessGroup> group = default_group(),
                                    DdpOptions options = {}) requires(detail::Viewer<Module>::handle)
       : DistributedDataParallel(std::make_shared<Module>(std::move(handle)), std::move(group),
                                 std::move(options)) {}
