@@ -68,6 +68,8 @@ class [[nodiscard]] NoSync {
   bool before_;
 };
 
+class DdpBase;
+
 namespace detail {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -113,6 +115,8 @@ auto module_of() {
                   "DistributedDataParallel cannot wrap a torch::nn::AnyModule, whose forward has no types: "
                   "give it the module itself, before it goes into the AnyModule.");
     return Nothing{};
+  } else if constexpr (std::derived_from<T, DdpBase>) {
+    return Nothing{};  // is moved from, and not wrapped; clang 14 asks all the same
   } else if constexpr (SmartPointer<T>) {
     static_assert(
         !(requires { typename T::deleter_type; }) || !std::is_lvalue_reference_v<Given>,

@@ -25,6 +25,9 @@ void step(auto& ddp, ProcessGroup& group, int number) {
 TEST_P(Changes, TakesModulesThatNobodyShares) {
   run([](ProcessGroup& group) {
     Net on_stack;
+    convert_sync_batchnorm(on_stack);
+    torch::nn::BatchNorm1dImpl lone(4);
+    EXPECT_THROW(convert_sync_batchnorm(lone), UsageError);
     DistributedDataParallel ddp(on_stack, default_group());
     static_assert(std::is_same_v<decltype(ddp), DistributedDataParallel<Net>>);
     EXPECT_EQ(ddp.operator->(), &on_stack);
