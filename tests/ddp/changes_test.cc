@@ -137,6 +137,8 @@ TEST_P(Changes, RefreshTakesParametersThatAppearedAndVanished) {
     torch::manual_seed(group.rank());
     auto model = std::make_shared<Points>();
     DistributedDataParallel ddp(model);
+    // A hook that remembers buckets by their names.
+    ddp.register_comm_hook(hooks::power_sgd({.start_step = 0, .min_compression = 0.1}));
     auto optimizer = std::make_unique<torch::optim::Adam>(ddp.parameters(), 0.1);
     for (int number = 0; number < 6; ++number) {
       if (number == 2) model->resize(9);
