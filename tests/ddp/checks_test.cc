@@ -88,6 +88,28 @@ TEST(Checks, ReplicasThatDifferOnPurpose) {
   EXPECT_EQ(output_of({.learning_rate_of_rank_1 = 0.2, .hook = hooks::local_sgd(0)}), "");
 }
 
+TEST(Checks, AParameterThatAppearedIsNamed) {
+  const auto outcomes = start_ranks(2, [](int) {
+    const auto group = init_process_group({.backend = "shm", .timeout = std::chrono::seconds(20)});
+    auto net = make_net();
+    DistributedDataParallel ddp(net, group);
+    const auto late = net->register_parameter("late", torch::ones({4}));
+    for (int step = 0; step < 2; ++step) {
+      const auto mine = share_of(global_batch(24, step), *group);
+      loss_of(ddp(mine) + late, mine).backward();
+    }
+    ddp.refresh();
+    drop_gradients(ddp.parameters());
+    const auto mine = share_of(global_batch(24, 2), *group);
+    loss_of(ddp(mine) + late, mine).backward();
+    expect_same_on_all_ranks(*group, {late.grad()});
+  });
+  expect_success(outcomes);
+  EXPECT_EQ(warnings_in(outcomes[0].output), 1) << outcomes[0].output;
+  EXPECT_THAT(outcomes[0].output,
+              AllOf(HasSubstr("the gradient of 'late' is not averaged"), HasSubstr("ddp.refresh()")));
+}
+
 // A rank may evaluate alone, without a word to the others: looks follow the passes that all ranks make.
 TEST(Checks, ForwardsOfOneRankAloneDoNotCount) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
