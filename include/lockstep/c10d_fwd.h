@@ -3,6 +3,8 @@
 
 #include <torch/version.h>
 
+#include <lockstep/cxx20.h>
+
 namespace c10d {
 class ProcessGroup;
 class Backend;

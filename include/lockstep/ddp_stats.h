@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 struct BucketStats {

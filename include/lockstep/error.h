@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 class Error : public std::runtime_error {

@@ -1,7 +1,6 @@
 // DistributedDataParallel for TorchScript modules:
 //
-//   auto module = std::make_shared<torch::jit::Module>(torch::jit::load("model.pt"));
-//   lockstep::DistributedDataParallel ddp(module, group);
+//   lockstep::DistributedDataParallel ddp(torch::jit::load("model.pt"), group);
 //   auto output = ddp(std::vector<c10::IValue>{input}).toTensor();
 //
 // Not in lockstep.h, since <torch/script.h> costs compile time.
@@ -17,6 +16,7 @@ ModelView view_of(const std::shared_ptr<torch::jit::Module>& module);
 
 template <>
 struct Viewer<torch::jit::Module> {
+  static constexpr bool handle = true;
   static ModelView view(const std::shared_ptr<torch::jit::Module>& module) { return view_of(module); }
 };
 

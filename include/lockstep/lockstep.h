@@ -1,6 +1,9 @@
 // Everything of lockstep. Together with LibTorch's own umbrella header, since every program needs both.
 #pragma once
 
+#include <lockstep/cxx20.h>
+#if __cplusplus >= 201709L  // else there is one error, not hundreds
+
 #include <ATen/core/ivalue.h>  // first: in C++20, clang reads LibTorch 1's other headers only after it
 #include <torch/torch.h>
 
@@ -23,3 +26,4 @@
 #include <lockstep/tensors_in.h>
 #include <lockstep/train.h>
 #include <lockstep/work.h>
+#endif

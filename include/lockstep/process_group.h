@@ -39,6 +39,12 @@ struct InitOptions {
 // Every rank must call it; returns when all have arrived. Throws UsageError (bad environment or options),
 // MismatchError (two processes with one rank, different world sizes), TimeoutError (naming the ranks that are
 // missing). Also tunes this process for training (threads, cores, heap): docs/tuning.md.
+//
+// LibTorch seeds the random generator of each process with a random number, so that torch::randn would differ
+// from rank to rank. If no rank has seeded its own (torch::manual_seed), all ranks begin with one seed here:
+// what they draw from now on is the same, though another in each run. For streams of their own (dropout,
+// noise), call lockstep::seed_everything(seed, group). A program that seeds, and a world of one, are left
+// alone.
 std::shared_ptr<ProcessGroup> init_process_group(InitOptions options = {});
 
 // The group that init_process_group made. Throws UsageError before that.

@@ -3,6 +3,8 @@
 
 #include <functional>
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 // As Python's torch.multiprocessing.spawn: runs body(rank) in `nprocs` new processes on this machine and

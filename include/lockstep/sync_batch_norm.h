@@ -25,6 +25,9 @@ namespace lockstep {
 // code is reached, even if the other ranks have more.
 void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
                             const std::shared_ptr<ProcessGroup>& group = default_group());
+// A module that no shared_ptr owns (`Net model;`).
+void convert_sync_batchnorm(torch::nn::Module& module,
+                            const std::shared_ptr<ProcessGroup>& group = default_group());
 
 // Module holders (TORCH_MODULE, torch::nn::Sequential, …).
 template <class Holder>

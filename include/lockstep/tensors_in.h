@@ -19,6 +19,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/Optional.h>
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 namespace detail {
@@ -60,7 +62,9 @@ void find_tensors(const T& value, std::vector<at::Tensor>& found) {
   } else if constexpr (TupleLike<T> && !RangeLike<T>) {
     std::apply([&](const auto&... parts) { (visit(parts), ...); }, value);
   } else if constexpr (RangeLike<T>) {
-    if constexpr (!std::is_arithmetic_v<std::remove_cvref_t<decltype(*value.begin())>>) {
+    using Part = std::remove_cvref_t<decltype(*value.begin())>;
+    // A range of its own kind (a filesystem path) would be walked for ever.
+    if constexpr (!std::is_arithmetic_v<Part> && !std::is_same_v<Part, T>) {
       for (const auto& part : value) visit(part);
     }
   }

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 // Holds the tensors of its call until it is done. A cheap handle: copies refer to the same call.

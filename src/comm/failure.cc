@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/note.h"
 #include "comm/fingerprint.h"
+#include "comm/purpose.h"
 #include "comm/rendezvous.h"
 
 namespace lockstep::comm {
@@ -151,13 +152,13 @@ void remember(ProcessGroup::Impl& group, const ProcessGroup::Impl::Poison& poiso
 }
 
 [[noreturn]] void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement) {
-  const MismatchError error(base::compose(
+  const MismatchError error(Purpose::before(base::compose(
       {.what = "the ranks do not make the same call",
        .where = where(group, disagreement.number),
        .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
                                group.ranks.at(disagreement.rank).describe(), disagreement.there),
        .hint =
-           "all ranks must make the same calls in the same order, with tensors of the same size and type"}));
+           "all ranks must make the same calls in the same order, with tensors of the same size and type"})));
   poison(group, error);
   throw error;
 }
@@ -209,8 +210,9 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   } catch (const UsageError&) {
     throw;  // nothing has begun
   } catch (const Error& error) {
-    // A backend of our own has said all there is to say.
-    remember(group, {std::string(error.kind()), error.what(), error.culprits()});
+    // A backend of our own has said all there is to say, but what the call was for.
+    remember(group, {std::string(error.kind()), Purpose::before(error.what()), error.culprits()});
+    refuse_if_poisoned(group);
     throw;
   } catch (const Disagreement& disagreement) {
     throw_mismatch(group, disagreement);
@@ -258,7 +260,7 @@ void throw_failure(ProcessGroup::Impl& group, const Call& call) {
   } else {
     text.evidence = message;
   }
-  const std::string composed = base::compose(text);
+  const std::string composed = Purpose::before(base::compose(text));
   remember(group, {kind, composed, culprits});
   // Of an end or of silence every rank learns by itself. Anything else may be known here only.
   if (kind == "Error") group.store->fail(kind + '\n' + composed);

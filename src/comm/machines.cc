@@ -19,7 +19,7 @@ namespace lockstep::comm {
 
 namespace {
 
-constexpr int kFactsVersion = 2;
+constexpr int kFactsVersion = 3;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -45,7 +45,7 @@ std::string encode_facts(const RankFacts& facts) {
       {"lockstep", kFactsVersion}, {"rank", facts.rank},       {"world_size", facts.world_size},
       {"host", facts.host},        {"machine", facts.machine}, {"pid_namespace", facts.pid_namespace},
       {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address},
-      {"backend", facts.backend},  {"no_shm", facts.no_shm}}
+      {"backend", facts.backend},  {"no_shm", facts.no_shm},   {"own_seed", facts.own_seed}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -62,7 +62,8 @@ RankFacts decode_facts(const std::string& text) {
               .cpus = json.at("cpus"),
               .address = json.at("address"),
               .backend = json.at("backend"),
-              .no_shm = json.at("no_shm")};
+              .no_shm = json.at("no_shm"),
+              .own_seed = json.at("own_seed")};
     }
   } catch (const nlohmann::json::exception&) {
     // Reported below, as any other version is.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,11 @@ struct RankFacts {
   std::string machine;  // base::machine_identity()
   std::string pid_namespace;
   int pid = 0;
-  std::string cpus;     // the CPUs it may use, before tuning
-  std::string address;  // its address on the way to the meeting point
-  std::string backend;  // the one it was asked to use
-  std::string no_shm;   // why it cannot share memory with other processes; empty: it can
+  std::string cpus;       // the CPUs it may use, before tuning
+  std::string address;    // its address on the way to the meeting point
+  std::string backend;    // the one it was asked to use
+  std::string no_shm;     // why it cannot share memory with other processes; empty: it can
+  uint64_t own_seed = 0;  // of its random generator, if the program has not seeded it; 0: it has
 
   std::string describe() const;  // "rank 1 (pid 4711, host node0)"
 };

@@ -3,6 +3,8 @@
 #include <lockstep/comm_hook.h>
 #include <lockstep/error.h>
 
+#include "comm/purpose.h"
+
 namespace lockstep {
 
 PeriodicAverager::PeriodicAverager(std::shared_ptr<ProcessGroup> group, AveragerOptions options)
@@ -17,6 +19,7 @@ bool PeriodicAverager::average(const std::vector<at::Tensor>& parameters) {
   if (step < options_.warmup_steps || (step - options_.warmup_steps) % options_.period != 0) return false;
   if (group_->world_size() == 1) return true;
   const at::NoGradGuard no_grad;
+  const comm::Purpose purpose("PeriodicAverager::average");
   std::vector<Work> works;
   for (const auto& parameter : parameters) {
     auto values = parameter.detach();

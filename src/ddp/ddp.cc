@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -10,9 +11,11 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "comm/purpose.h"
 #include "ddp/model.h"
 #include "ddp/replicas.h"
 #include "ddp/sync_batch_norm.h"
+#include "reducer/sparse.h"
 
 namespace lockstep {
 
@@ -78,12 +81,24 @@ detail::NamedTensors together(detail::NamedTensors tensors, const detail::NamedT
   return tensors;
 }
 
+void refuse_under_join(const DdpBase::Impl& ddp, const char* call) {
+  if (!ddp.joining) return;
+  throw UsageError(base::compose({.what = fmt::format("ddp.{}() was called under Join", call),
+                                  .hint = "call it before the Join is made, or after its end"}));
+}
+
 }  // namespace
 
 DdpBase::Impl::Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, DdpOptions chosen)
-    : model(std::move(view)), group(std::move(with)), options(std::move(chosen)) {
-  check(model, group.get(), options);
+    : group(std::move(with)), options(std::move(chosen)) {
+  const comm::Purpose purpose("DistributedDataParallel construction");
+  check(view, group.get(), options);
   turn = {.participants = group->world_size(), .leader = 0};
+  wrap(std::move(view));
+}
+
+void DdpBase::Impl::wrap(detail::ModelView view) {
+  model = std::move(view);
   parameters = once_each(without_tensors(model.parameters, options.ignore));
   if (group->world_size() == 1) return;
   ddp::check_same_model(*group, ddp::describe_model(parameters, buffers(), options));
@@ -93,12 +108,15 @@ DdpBase::Impl::Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, 
       ddp::broadcast_all(*group, values, 0);
       break;
     case InitSync::Verify:
-      ddp::check_same_values(*group, values, "at construction");
+      ddp::check_same_values(*group, values, "when they are wrapped");
       break;
     case InitSync::None:
       break;
   }
+  averaged.clear();
+  sanity.forget_parameters();
   make_reducer();
+  compared = true;
 }
 
 detail::NamedTensors DdpBase::Impl::buffers() const { return without(model.buffers(), options.ignore); }
@@ -119,8 +137,24 @@ void DdpBase::Impl::make_reducer() {
       {.caps = {.first = bytes_of(options.first_bucket_mb), .others = bytes_of(options.bucket_cap_mb)},
        .find_unused = options.find_unused_parameters,
        .static_graph = options.static_graph,
-       .as_view = options.gradient_as_bucket_view});
+       .as_view = options.gradient_as_bucket_view},
+      *this);
   reducer->set_hook(hook);
+  compared = false;
+}
+
+bool DdpBase::Impl::outdated() const {
+  for (size_t i = 0; i < averaged.size(); ++i) {
+    if (!averaged[i] && parameters[i].second.requires_grad()) return true;
+  }
+  return !reducer->fits_parameters();
+}
+
+void DdpBase::Impl::compare_models_if_changed() {
+  if (outdated()) make_reducer();
+  if (std::exchange(compared, true)) return;
+  const comm::Purpose purpose("DistributedDataParallel, parameters that were unfrozen or converted");
+  ddp::check_same_model(*group, ddp::describe_model(parameters, buffers(), options));
 }
 
 // Ranks that have run out of input hear of synchronised forwards only, and would be waited for.
@@ -134,6 +168,12 @@ void DdpBase::Impl::refuse_lonely_batch_norm() const {
 
 void DdpBase::Impl::sync_buffers(const reducer::Turn& with) {
   if (options.broadcast_buffers && model.is_training()) ddp::broadcast_all(*group, buffers(), with.leader);
+}
+
+void DdpBase::Impl::verify_now_and_then() {
+  if (options.verify_every == 0 || ++forwards % options.verify_every != 0) return;
+  const comm::Purpose purpose("DistributedDataParallel, comparison of the replicas (verify_every)");
+  ddp::check_same_values(*group, parameters, "any more");
 }
 
 // ---- Around a forward pass
@@ -153,35 +193,150 @@ void DdpBase::before_forward() {
     self.refuse_lonely_batch_norm();
     return;
   }
-
-  // A parameter that was frozen until now has no place in the buckets.
-  bool unfrozen = false;
-  for (size_t i = 0; i < self.averaged.size(); ++i) {
-    unfrozen = unfrozen || (!self.averaged[i] && self.parameters[i].second.requires_grad());
-  }
-  if (unfrozen || !self.reducer->fits_parameters()) {
-    if (self.joining) {
+  if (self.joining) {
+    if (self.outdated()) {
       throw UsageError(
           base::compose({.what = "parameters were unfrozen, or got another dtype or device, under Join",
                          .hint = "do that before the Join is made, or after its end"}));
     }
-    ddp::check_same_model(*self.group, ddp::describe_model(self.parameters, self.buffers(), self.options));
-    self.make_reducer();
+    const comm::Purpose purpose("Join, before forward");
+    self.turn = self.announce(true);
+  } else {
+    self.compare_models_if_changed();
+    self.verify_now_and_then();
   }
-  if (self.joining) self.turn = self.announce(true);
-  if (self.options.verify_every > 0 && !self.joining && ++self.forwards % self.options.verify_every == 0) {
-    ddp::check_same_values(*self.group, self.parameters, "any more");
-  }
+  const comm::Purpose purpose("DDP buffers, before forward");
   self.sync_buffers(self.turn);
 }
+
+bool DdpBase::looks_at_inputs() const {
+  const auto& self = *impl_;
+  return self.reducer && self.options.checks && !self.joining && self.forward_syncs &&
+         self.sanity.looks_next() && self.model.is_training();
+}
+
+void DdpBase::look_at_inputs(const std::vector<at::Tensor>& inputs) { impl_->sanity.note_inputs(inputs); }
 
 void DdpBase::after_forward(std::vector<at::Tensor> outputs) {
   auto& self = *impl_;
   if (!self.reducer || !at::GradMode::is_enabled()) return;
-  self.reducer->expect(self.forward_syncs, self.turn, outputs);
+  self.reducer->expect(self.forward_syncs, self.turn, std::move(outputs));
 }
 
 bool DdpBase::watches_outputs() const { return impl_->reducer != nullptr && at::GradMode::is_enabled(); }
+
+// ---- Changes of the module
+
+void DdpBase::follow_module() const {
+  if (impl_->reducer && !impl_->joining && impl_->outdated()) impl_->make_reducer();
+}
+
+void DdpBase::after_conversion() {
+  if (!impl_->reducer) return;
+  refuse_under_join(*impl_, "to");
+  impl_->compare_models_if_changed();
+}
+
+void DdpBase::refresh(detail::ModelView model) {
+  const comm::Purpose purpose("DistributedDataParallel::refresh");
+  refuse_under_join(*impl_, "refresh");
+  check(model, impl_->group.get(), impl_->options);
+  if (impl_->reducer) impl_->reducer->refuse_if_interrupted();
+  impl_->wrap(std::move(model));
+}
+
+// ---- After a backward pass
+
+// Under Join the ranks agree before each forward on who takes part; nobody has asked here. Not an error yet:
+// the gradient may come from beside the outputs of a forward that has been announced, as the end of the pass
+// shows.
+bool DdpBase::Impl::syncs_bypassed() const { return *sync && !joining; }
+
+void DdpBase::Impl::after_pass(bool synchronised, bool bypassed) {
+  if (bypassed && joining && *sync) {
+    throw UsageError(base::compose(
+        {.what = "under Join the module was called past its wrapper, as ddp->forward(x)",
+         .where = fmt::format("rank {}/{}", group->rank(), group->world_size()),
+         .evidence =
+             "gradients have arrived that belong to no forward of the wrapper, so the other ranks do not "
+             "know of this step",
+         .hint = "under Join write ddp(x); for output types of your own, write visit_tensors "
+                 "(lockstep/tensors_in.h)"}));
+  }
+  if (!synchronised || joining) return;
+  if (bypassed) {
+    const comm::Purpose purpose("DDP, after a backward pass whose module was called as ddp->forward(x)");
+    average_unplanned();
+    compare_models_if_changed();
+    verify_now_and_then();
+    // What ddp(x) does before each forward. Here it comes late, but rank 0's buffers follow from its own
+    // batches alone, so they are the same bits either way, and all ranks begin the next forward with them.
+    // Only on the ranks above 0, after forwards under no_sync, could a module that computes with its buffers
+    // in training (batch norm does not) tell the difference.
+    sync_buffers(turn);
+  }
+  if (!options.checks) return;
+  // Hooks may keep the replicas apart on purpose; with verify_every a difference is an error anyway.
+  const bool compare = !hook && options.init_sync != InitSync::None && options.verify_every == 0;
+  if (sanity.after_pass(*group, parameters, compare)) warn_of_other_parameters();
+}
+
+// Parameters that were unfrozen before this pass, and that nobody could notice then.
+void DdpBase::Impl::average_unplanned() {
+  std::vector<at::Tensor> unplanned;
+  for (size_t i = 0; i < averaged.size(); ++i) {
+    if (!averaged[i] && parameters[i].second.requires_grad()) unplanned.push_back(parameters[i].second);
+  }
+  if (unplanned.empty()) return;
+  const at::NoGradGuard no_grad;
+  auto used = at::zeros({static_cast<int64_t>(unplanned.size())}, at::kByte);
+  // Dense, sparse.
+  enum : uint8_t { kUnused, kDense, kSparse };
+  for (size_t i = 0; i < unplanned.size(); ++i) {
+    const auto& gradient = unplanned[i].grad();
+    used.data_ptr<uint8_t>()[i] = !gradient.defined() ? kUnused : gradient.is_sparse() ? kSparse : kDense;
+  }
+  group->all_reduce(used, ReduceOp::Max);
+  for (size_t i = 0; i < unplanned.size(); ++i) {
+    auto& gradient = unplanned[i].mutable_grad();
+    const auto kind = used.data_ptr<uint8_t>()[i];
+    if (kind == kSparse) {
+      gradient = reducer::SparseExchange(*group, gradient, unplanned[i]).finish(group->world_size());
+    } else if (kind == kDense) {
+      if (!gradient.defined()) gradient = at::zeros_like(unplanned[i]);
+      group->all_reduce(gradient, ReduceOp::Avg);
+    }
+  }
+}
+
+std::vector<std::string> DdpBase::Impl::replaced(const std::vector<std::string>& names) const {
+  std::unordered_map<std::string, const void*> present;
+  for (const auto& [name, tensor] : model.present_parameters()) present[name] = tensor.unsafeGetTensorImpl();
+  std::vector<std::string> others;
+  for (const auto& [name, tensor] : parameters) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+    const auto now = present.find(name);
+    if (now == present.end() || now->second != tensor.unsafeGetTensorImpl()) others.push_back(name);
+  }
+  return others;
+}
+
+// Parameters that have appeared, or taken the place of others, are averaged by nobody.
+void DdpBase::Impl::warn_of_other_parameters() {
+  if (warned_of_others) return;
+  std::unordered_set<const void*> wrapped;
+  for (const auto& [name, tensor] : model.parameters) wrapped.insert(tensor.unsafeGetTensorImpl());
+  for (const auto& [name, tensor] : model.present_parameters()) {
+    if (wrapped.contains(tensor.unsafeGetTensorImpl()) || !tensor.requires_grad()) continue;
+    warned_of_others = true;
+    base::log_warn(
+        "{}",
+        base::compose({.what = fmt::format("the gradient of '{}' is not averaged", name),
+                       .evidence = "it was not in the module, or was another tensor, when it was wrapped",
+                       .hint = "call ddp.refresh() after changing the module, and make a new optimizer"}));
+    return;
+  }
+}
 
 // ---- The rest of the public face
 
@@ -189,6 +344,24 @@ std::vector<at::Tensor> DdpBase::parameters() const {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : once_each(impl_->model.parameters)) tensors.push_back(tensor);
   return tensors;
+}
+
+torch::OrderedDict<std::string, at::Tensor> DdpBase::named_parameters() const {
+  torch::OrderedDict<std::string, at::Tensor> named("Parameter");
+  for (const auto& [name, tensor] : once_each(impl_->model.parameters)) named.insert(name, tensor);
+  return named;
+}
+
+void DdpBase::zero_grad(bool set_to_none) {
+  for (const auto& [name, tensor] : impl_->model.parameters) {
+    auto& gradient = tensor.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (set_to_none) {
+      gradient.reset();
+    } else {
+      gradient.detach_().zero_();
+    }
+  }
 }
 
 const std::shared_ptr<ProcessGroup>& DdpBase::group() const { return impl_->group; }
@@ -211,6 +384,7 @@ DdpStats DdpBase::stats() const { return impl_->reducer ? impl_->reducer->stats(
 
 void DdpBase::verify_replicas() {
   if (!impl_->reducer) return;
+  const comm::Purpose purpose("verify_replicas");
   // Not the buffers: between two forwards each rank's batch norm has counted its own batch.
   ddp::check_same_values(*impl_->group, impl_->parameters, "any more");
 }

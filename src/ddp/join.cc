@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 #include "ddp/ddp.h"
 #include "ddp/replicas.h"
 #include "ddp/sync_batch_norm.h"
@@ -50,6 +51,7 @@ void Join::finish() {
   auto& impl = ddp_.impl();
   if (!impl.joining) return;
   impl.joining = false;
+  const comm::Purpose purpose("Join, until all ranks have finished");
   for (;;) {
     const auto turn = impl.announce(false);
     if (turn.participants == 0) break;

@@ -19,23 +19,30 @@ detail::ModelView detail::view_of(const std::shared_ptr<torch::nn::Module>& modu
   if (!module)
     throw UsageError("DistributedDataParallel was given no module (a null pointer or an empty holder)");
   ModelView view;
-  for (const auto& parameter : module->named_parameters()) {
-    view.parameters.emplace_back(parameter.key(), parameter.value());
-  }
+  view.present_parameters = [module] {
+    NamedTensors parameters;
+    for (const auto& parameter : module->named_parameters()) {
+      parameters.emplace_back(parameter.key(), parameter.value());
+    }
+    return parameters;
+  };
+  view.parameters = view.present_parameters();
   view.buffers = [module] {
     NamedTensors buffers;
     for (const auto& buffer : module->named_buffers()) buffers.emplace_back(buffer.key(), buffer.value());
     return buffers;
   };
   view.is_training = [module] { return module->is_training(); };
-  const auto weight_of = [](const std::string& name) { return name.empty() ? "weight" : name + ".weight"; };
-  for (const auto& child : module->named_modules("", true)) {
-    const auto* embedding = child.value()->as<torch::nn::EmbeddingImpl>();
-    const auto* bag = child.value()->as<torch::nn::EmbeddingBagImpl>();
+  const auto look_at = [&](const std::string& weight, const torch::nn::Module& part) {
+    const auto* embedding = part.as<torch::nn::EmbeddingImpl>();
+    const auto* bag = part.as<torch::nn::EmbeddingBagImpl>();
     if ((embedding != nullptr && embedding->options.sparse()) || (bag != nullptr && bag->options.sparse())) {
-      view.sparse.push_back(weight_of(child.key()));
+      view.sparse.push_back(weight);
     }
-  }
+  };
+  // Not with named_modules, which cannot include a module that no shared_ptr owns.
+  look_at("weight", *module);
+  for (const auto& child : module->named_modules("", false)) look_at(child.key() + ".weight", *child.value());
   return view;
 }
 
@@ -82,9 +89,9 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
   }
   lines.push_back(fmt::format(
       "options: bucket_cap_mb {}, first_bucket_mb {}, broadcast_buffers {}, find_unused_parameters {}, "
-      "static_graph {}, verify_every {}",
+      "static_graph {}, verify_every {}, checks {}",
       options.bucket_cap_mb, options.first_bucket_mb, options.broadcast_buffers,
-      options.find_unused_parameters, options.static_graph, options.verify_every));
+      options.find_unused_parameters, options.static_graph, options.verify_every, options.checks));
   return lines;
 }
 

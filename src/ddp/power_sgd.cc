@@ -23,8 +23,9 @@ struct Matrix {
 // What is kept of a bucket from step to step.
 struct Memory {
   std::vector<std::string> names;  // of its parameters
-  at::Tensor lost;                 // by compression: error feedback
-  std::vector<at::Tensor> qs;      // warm start
+  std::vector<std::vector<int64_t>> shapes;
+  at::Tensor lost;             // by compression: error feedback
+  std::vector<at::Tensor> qs;  // warm start
 };
 
 // Column by column (Gram and Schmidt). A column that depends on those before it becomes zero: what is left of
@@ -118,7 +119,11 @@ class PowerSgd {
     const auto matrices = matrices_of(bucket);
     if (matrices.empty()) return average(bucket.buffer, bucket.participants, group);
     auto& memory = memories_[bucket.index];
-    if (memory.names != bucket.names) memory = {.names = bucket.names};  // another plan
+    std::vector<std::vector<int64_t>> shapes;
+    for (const auto& gradient : bucket.gradients) shapes.push_back(gradient.sizes().vec());
+    if (memory.names != bucket.names || memory.shapes != shapes) {  // another plan
+      memory = {.names = bucket.names, .shapes = std::move(shapes)};
+    }
     if (options_.error_feedback && bucket.takes_part) {
       if (memory.lost.defined()) bucket.buffer.add_(memory.lost);
       memory.lost = bucket.buffer.clone();

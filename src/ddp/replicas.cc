@@ -48,7 +48,7 @@ void broadcast_all(ProcessGroup& group, const NamedTensors& tensors, int root) {
   for (auto& [key, together] : small) broadcast_together(group, together, root);
 }
 
-void check_same_values(ProcessGroup& group, const NamedTensors& tensors, const char* when) {
+std::optional<Difference> first_difference(ProcessGroup& group, const NamedTensors& tensors) {
   const at::NoGradGuard no_grad;
   auto mine = at::zeros({static_cast<int64_t>(tensors.size())}, at::kLong);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -64,16 +64,22 @@ void check_same_values(ProcessGroup& group, const NamedTensors& tensors, const c
       if (digests[rank].data_ptr<int64_t>()[i] == digests[0].data_ptr<int64_t>()[i]) continue;
       others += fmt::format("{}{}", others.empty() ? "" : ", ", rank);
     }
-    if (others.empty()) continue;
-    throw MismatchError(base::compose(
-        {.what = fmt::format("'{}' is not the same on all ranks {}", tensors[i].first, when),
-         .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
-         .evidence =
-             fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that differs",
-                         others, tensors.size()),
-         .hint = "the same seed before the model is made on all ranks, InitSync::Broadcast, and no change of "
-                 "parameters on some ranks only keep replicas equal"}));
+    if (!others.empty()) return Difference{tensors[i].first, others};
   }
+  return std::nullopt;
+}
+
+void check_same_values(ProcessGroup& group, const NamedTensors& tensors, const char* when) {
+  const auto difference = first_difference(group, tensors);
+  if (!difference) return;
+  throw MismatchError(base::compose(
+      {.what = fmt::format("'{}' is not the same on all ranks {}", difference->name, when),
+       .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
+       .evidence =
+           fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that differs",
+                       difference->ranks, tensors.size()),
+       .hint = "the same seed before the model is made on all ranks, InitSync::Broadcast, and no change of "
+               "parameters on some ranks only keep replicas equal"}));
 }
 
 }  // namespace lockstep::ddp

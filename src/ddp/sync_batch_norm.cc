@@ -19,6 +19,7 @@
 #include <lockstep/sync_batch_norm.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 #include "ddp/model.h"
 #include "ddp/sync_statistics.h"
 
@@ -136,16 +137,17 @@ struct Layer {
 };
 
 template <class... Kinds>
-std::vector<Layer> layers_in(const torch::nn::Module& root) {
+std::vector<Layer> layers_in(const std::shared_ptr<torch::nn::Module>& root) {
   std::vector<Layer> layers;
-  for (const auto& item : root.named_modules("", true)) {
+  const auto look_at = [&](const std::string& name, const std::shared_ptr<torch::nn::Module>& part) {
     const auto take = [&](const auto* norm) {
-      if (norm == nullptr) return;
-      layers.push_back({item.key().empty() ? "(the module itself)" : item.key(), item.value(), norm->weight,
-                        norm->running_mean, norm->options.num_features()});
+      if (norm != nullptr)
+        layers.push_back({name, part, norm->weight, norm->running_mean, norm->options.num_features()});
     };
-    (take(item.value()->template as<Kinds>()), ...);
-  }
+    (take(part->template as<Kinds>()), ...);
+  };
+  look_at("(the module itself)", root);
+  for (const auto& item : root->named_modules("", false)) look_at(item.key(), item.value());
   return layers;
 }
 
@@ -155,6 +157,9 @@ void check(const Layer& layer) {
                                     .evidence = evidence,
                                     .hint = hint}));
   };
+  if (layer.module.use_count() == 0) {
+    refuse("no shared_ptr owns it", "make it with std::make_shared, or make it a part of another module");
+  }
   if (!layer.weight.defined() && !layer.running_mean.defined()) {
     refuse("it has neither weights nor running statistics to tell it by",
            "make it with affine(true) or track_running_stats(true)");
@@ -209,9 +214,10 @@ void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
   if (!group) throw UsageError("convert_sync_batchnorm was given no process group (a null pointer)");
   const auto layers =
       ddp::layers_in<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(
-          *module);
+          module);
   for (const auto& layer : layers) ddp::check(layer);
 
+  const comm::Purpose purpose("convert_sync_batchnorm");
   std::shared_ptr<ddp::SyncGroup> with;
   if (group->world_size() > 1) {
     std::vector<std::string> lines;
@@ -227,6 +233,10 @@ void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
     ddp::registry().set(layer.running_mean, {layer.module, with});
     ddp::registry().set(layer.weight, {layer.module, with});
   }
+}
+
+void convert_sync_batchnorm(torch::nn::Module& module, const std::shared_ptr<ProcessGroup>& group) {
+  convert_sync_batchnorm(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module), group);
 }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 
 namespace lockstep::ddp {
 
@@ -47,6 +48,7 @@ Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
     mine.narrow(0, 1 + channels, channels).copy_(variance).mul_(count);
   }
   auto all = at::empty({world, 1 + 2 * channels}, at::kDouble);
+  const comm::Purpose purpose("SyncBatchNorm, statistics of the batch");
   group.all_gather_into_tensor(all, mine);
 
   Statistics total{.mean = at::zeros({channels}, at::kDouble), .m2 = at::zeros({channels}, at::kDouble)};
@@ -154,6 +156,7 @@ class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
 
     auto sums = at::stack({of_scale, of_shift}).to(at::kDouble);
     // Even if this rank has no use for it: others may.
+    const comm::Purpose purpose("SyncBatchNorm, gradients of the statistics");
     group->all_reduce(sums);
     if (needs_input && input.numel() > 0) {
       const auto invstd = variance.to(at::kDouble).add_(eps).rsqrt_();

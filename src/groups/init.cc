@@ -17,6 +17,7 @@
 #include "comm/store.h"
 #include "comm/tune.h"
 #include "groups/make_group.h"
+#include "groups/seed.h"
 
 namespace lockstep {
 
@@ -99,10 +100,12 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   auto mine = facts_of_this_process(identity.rank, identity.world_size);
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
   mine.backend = wanted;
+  mine.own_seed = unseeded_generator();
   if (wanted == "auto" || wanted == "shm") mine.no_shm = why_no_shm();
   const auto ranks = meet(*store, mine, deadline);
   const auto backend = choose_backend(wanted, ranks);
   tune_process(identity.rank, ranks);
+  share_seed(ranks);
   auto group = make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks),
                           {store, identity.world_size}, deadline);
   leave(*store, identity.rank, identity.world_size, deadline);

@@ -37,6 +37,15 @@ UsageError no_gradient(const ProcessGroup& group, const std::vector<std::string>
                               "(requires_grad_(false)) on all ranks, or set find_unused_parameters"}));
 }
 
+UsageError replaced_parameters(const ProcessGroup& group, const std::vector<std::string>& names) {
+  return UsageError(base::compose(
+      {.what = fmt::format("{} got no gradient in this backward pass", listed(names)),
+       .where = where(group),
+       .evidence = fmt::format("{} of the module {} now than when it was wrapped", listed(names),
+                               names.size() == 1 ? "is another tensor" : "are other tensors"),
+       .hint = "call ddp.refresh() after changing the module, and make a new optimizer"}));
+}
+
 UsageError one_too_many(const ProcessGroup& group, const std::string& name, bool static_graph) {
   return UsageError(base::compose(
       {.what = fmt::format("'{}' got more gradients in this backward pass than expected", name),
@@ -53,8 +62,9 @@ UsageError used_elsewhere(const ProcessGroup& group, const std::string& name) {
       {.what = fmt::format("'{}' got a gradient although the outputs of forward do not depend on it", name),
        .where = where(group),
        .evidence = "with find_unused_parameters it was taken for unused, and its bucket is on its way",
-       .hint = "return everything that the loss depends on from forward; for output types of your own, write "
-               "visit_tensors (lockstep/tensors_in.h)"}));
+       .hint = "return everything that the loss depends on from forward; call the module as ddp(x) wherever "
+               "else it is called as ddp->forward(x); for output types of your own, write visit_tensors "
+               "(lockstep/tensors_in.h)"}));
 }
 
 UsageError with_graph(const ProcessGroup& group, const std::string& name) {

@@ -11,6 +11,8 @@ namespace lockstep::reducer {
 
 // Some parameters got no gradient, and that was not expected.
 UsageError no_gradient(const ProcessGroup& group, const std::vector<std::string>& names, bool static_graph);
+// They got none because the module has replaced them.
+UsageError replaced_parameters(const ProcessGroup& group, const std::vector<std::string>& names);
 // A parameter got one more gradient than it should.
 UsageError one_too_many(const ProcessGroup& group, const std::string& name, bool static_graph);
 // It was found to be out of reach of the forward's outputs, and got a gradient all the same.

@@ -1,10 +1,12 @@
 #include "reducer/flight.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 
 namespace lockstep::reducer {
 
@@ -27,7 +29,21 @@ GradBucket describe(const Bucket& bucket, const Flight::Terms& terms) {
 
 }  // namespace
 
+// "DDP gradients, bucket 0 (fc.weight, fc.bias, …)"
+std::string Flight::purpose() const {
+  constexpr size_t kShown = 2;
+  std::string names;
+  const auto& members = bucket_.members();
+  for (size_t slot = 0; slot < std::min(members.size(), kShown); ++slot) {
+    names += (slot == 0 ? "" : ", ") + terms_.parameters[members[slot]].name;
+  }
+  return fmt::format("DDP gradients, bucket {} ({}{})", terms_.index, names,
+                     members.size() > kShown ? ", …" : "");
+}
+
 Flight::Flight(Bucket& bucket, const Terms& terms) : bucket_(bucket), terms_(terms) {
+  const auto describe_purpose = [this] { return purpose(); };
+  const comm::Purpose labelled(describe_purpose);
   if (bucket_.sparse()) {
     const auto& parameter = terms_.parameters[bucket_.members().front()].tensor;
     sparse_.emplace(terms_.group, parameter.grad(), parameter);
@@ -45,6 +61,8 @@ bool Flight::averages() const { return !terms_.scaled && terms_.participants == 
 bool Flight::is_done() const { return work_.is_done(); }
 
 at::Tensor Flight::finish() {
+  const auto describe_purpose = [this] { return purpose(); };
+  const comm::Purpose labelled(describe_purpose);
   if (sparse_) return sparse_->finish(terms_.participants);
   if (!result_) {
     work_.wait();

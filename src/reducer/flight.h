@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include <lockstep/comm_hook.h>
 
@@ -32,6 +33,7 @@ class Flight {
 
  private:
   bool averages() const;
+  std::string purpose() const;
 
   Bucket& bucket_;
   const Terms terms_;

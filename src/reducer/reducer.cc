@@ -4,13 +4,14 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/purpose.h"
 #include "reducer/diagnose.h"
 
 namespace lockstep::reducer {
 
 std::shared_ptr<Reducer> Reducer::make(std::shared_ptr<ProcessGroup> group, Parameters parameters,
-                                       Options options) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(group), std::move(parameters), options));
+                                       Options options, Owner& owner) {
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(group), std::move(parameters), options, owner));
   for (size_t index = 0; index < reducer->parameters_.size(); ++index) {
     // The hooks go with the reducer, so they can do with its address.
     auto fire = [raw = reducer.get(), index] { raw->on_gradient(index); };
@@ -20,17 +21,16 @@ std::shared_ptr<Reducer> Reducer::make(std::shared_ptr<ProcessGroup> group, Para
   return reducer;
 }
 
-Reducer::Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options)
+Reducer::Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options, Owner& owner)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
       options_(options),
+      owner_(owner),
       states_(parameters_.size()),
       counting_(options.static_graph),
       expected_(parameters_.size(), 1),
       places_(parameters_.size()) {
   for (const auto& parameter : parameters_) sparse_.push_back(parameter.sparse);
-  // For gradients of a module that is called past the wrapper.
-  last_forward_.turn = {.participants = group_->world_size(), .leader = 0};
 }
 
 Reducer::~Reducer() = default;
@@ -81,7 +81,11 @@ bool Reducer::fits_parameters() const {
   });
 }
 
-void Reducer::expect(bool sync, Turn turn, const std::vector<at::Tensor>& outputs) {
+void Reducer::expect(bool sync, Turn turn, std::vector<at::Tensor> outputs) {
+  // A hook on a leaf would stay there for ever.
+  std::erase_if(outputs, [](const at::Tensor& output) {
+    return !output.defined() || !output.requires_grad() || output.is_leaf();
+  });
   auto forward = std::make_shared<Forward>();
   forward->sync = sync;
   forward->turn = turn;
@@ -89,12 +93,10 @@ void Reducer::expect(bool sync, Turn turn, const std::vector<at::Tensor>& output
   if (walk) forward->reach = reachable(outputs, nodes_);
 
   const std::lock_guard lock(mutex_);
-  last_forward_ = *forward;
+  unwatched_ = outputs.empty() ? std::optional(*forward) : std::nullopt;
   std::erase_if(open_forwards_, [](const auto& open) { return open.expired(); });
   open_forwards_.push_back(forward);
   for (const auto& output : outputs) {
-    // A hook on a leaf would stay there for ever.
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     output.register_hook([self = weak_from_this(), forward](const at::Tensor&) {
       const auto reducer = self.lock();
       if (!reducer || !compat::accumulates_into(reducer->nodes_)) return;
@@ -127,7 +129,9 @@ void Reducer::begin(const Forward& forward) {
     const auto alive = std::make_shared<int>(0);
     pass_->alive = alive;
     compat::at_end_of_backward([self = shared_from_this(), alive] { self->end(); });
+    pass_->bypasses = forward.bypasses;
   }
+  pass_->bypasses = pass_->bypasses && forward.bypasses;
   if (!forward.sync || was_sync) return;
   pass_->sync = true;
   pass_->turn = forward.turn;
@@ -135,7 +139,7 @@ void Reducer::begin(const Forward& forward) {
   if (!learned_) return;
 
   const at::NoGradGuard no_grad;
-  const auto reach = options_.find_unused ? reach_of_open_forwards() : std::nullopt;
+  const auto reach = options_.find_unused && !forward.bypasses ? reach_of_open_forwards() : std::nullopt;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& state = states_[i];
     if (state.ready || state.fired > 0) continue;
@@ -151,10 +155,23 @@ void Reducer::begin(const Forward& forward) {
   }
 }
 
+// By a gradient. If a hook follows in the same pass, the gradient came from beside the outputs: then it is a
+// pass of the wrapper's all the same, and synchronised if either says so. Once too often does no harm: an
+// average of averages is the average.
+void Reducer::begin_unannounced() {
+  if (const auto forward = std::exchange(unwatched_, std::nullopt)) {
+    begin(*forward);
+  } else {
+    begin({.sync = owner_.syncs_bypassed(),
+           .turn = {.participants = group_->world_size(), .leader = 0},
+           .bypasses = true});
+  }
+}
+
 void Reducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
   guarded([&] {
-    if (!pass_ || pass_->alive.expired()) begin(last_forward_);
+    if (!pass_ || pass_->alive.expired()) begin_unannounced();
     auto& state = states_[index];
     ++state.fired;
     state.used = true;
@@ -243,9 +260,11 @@ void Reducer::launch_what_is_ready() {
 void Reducer::end() {
   const std::lock_guard lock(mutex_);
   if (!pass_) return;
+  const bool bypassed = pass_->bypasses;
   if (!pass_->sync) {
     for (auto& state : states_) state.fired = 0;
     pass_.reset();
+    if (bypassed) guarded([&] { owner_.after_pass(false, true); });
     return;
   }
   guarded([&] {
@@ -262,6 +281,7 @@ void Reducer::end() {
   timeline_.log();
   pass_.reset();
   reset();
+  guarded([&] { owner_.after_pass(true, bypassed); });
 }
 
 void Reducer::settle_the_rest() {
@@ -285,7 +305,13 @@ void Reducer::settle_the_rest() {
       missing.push_back(parameters_[i].name);
     }
   }
-  if (!missing.empty()) throw no_gradient(*group_, missing, options_.static_graph);
+  if (!missing.empty()) throw got_none(missing, options_.static_graph);
+}
+
+UsageError Reducer::got_none(const std::vector<std::string>& names, bool static_graph) const {
+  const auto replaced = owner_.replaced(names);
+  return replaced.empty() ? no_gradient(*group_, names, static_graph)
+                          : replaced_parameters(*group_, replaced);
 }
 
 void Reducer::finish() {
@@ -317,6 +343,7 @@ std::vector<bool> Reducer::used_anywhere() {
     return used;
   }
   if (!options_.find_unused) return used;
+  const comm::Purpose purpose("DDP gradients, unused parameters");
   auto flags = at::zeros({static_cast<int64_t>(used.size())}, at::kByte);
   for (size_t i = 0; i < used.size(); ++i) flags.data_ptr<uint8_t>()[i] = states_[i].used ? 1 : 0;
   group_->all_reduce(flags, ReduceOp::Max);
@@ -347,10 +374,11 @@ void Reducer::learn(const Turn& turn) {
       missing.push_back(parameters_[i].name);
     }
   }
-  if (!missing.empty()) throw no_gradient(*group_, missing, false);
+  if (!missing.empty()) throw got_none(missing, false);
   for (size_t i = 0; i < count && !options_.static_graph; ++i) {
     if (states_[i].fired > 1) throw one_too_many(*group_, parameters_[i].name, false);
   }
+  const comm::Purpose purpose("DDP gradients, plan of the buckets");
   adopt(agree(*group_, turn.leader, seen));
   ready_order_.clear();
   timeline_.begin(buckets_.size());

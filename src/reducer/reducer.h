@@ -6,7 +6,9 @@
 // which of them are sparse, and the plan is made of that.
 //
 // A pass is synchronised if the forward that it goes back to was. That is learned from hooks on the forward's
-// outputs, which autograd calls before any gradient of this model is ready.
+// outputs, which autograd calls before any gradient of this model is ready. A pass that begins with a
+// gradient instead goes back to a forward whose outputs have no tensors to put hooks on, or that the wrapper
+// has not seen at all (ddp->forward): then it bypasses the wrapper, and the owner decides.
 //
 // Thread-safety: hooks may be called by several threads of autograd's; all else by one.
 #pragma once
@@ -26,6 +28,7 @@
 #include "reducer/flight.h"
 #include "reducer/gradients.h"
 #include "reducer/learn.h"
+#include "reducer/owner.h"
 #include "reducer/parameter.h"
 #include "reducer/plan.h"
 #include "reducer/timeline.h"
@@ -48,8 +51,9 @@ struct Turn {
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
+  // The owner must outlive it.
   static std::shared_ptr<Reducer> make(std::shared_ptr<ProcessGroup> group, Parameters parameters,
-                                       Options options);
+                                       Options options, Owner& owner);
   ~Reducer();
 
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
@@ -60,25 +64,27 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // more.
   bool fits_parameters() const;
   // After a forward pass: how the backward pass through these outputs is to go.
-  void expect(bool sync, Turn turn, const std::vector<at::Tensor>& outputs);
+  void expect(bool sync, Turn turn, std::vector<at::Tensor> outputs);
   // Takes part in a backward pass of the others, without gradients of its own.
   void shadow(Turn turn);
 
   DdpStats stats() const;
 
  private:
-  Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options);
+  Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options, Owner& owner);
 
   // One forward pass, as far as its backward pass needs to know.
   struct Forward {
     bool sync = true;
     Turn turn;
     Flags reach;  // empty: not known
+    bool bypasses = false;
   };
   // One backward pass.
   struct Pass {
     bool sync = false;
-    bool shadows = false;  // others' gradients only
+    bool shadows = false;   // others' gradients only
+    bool bypasses = false;  // goes back to no forward that the wrapper has seen, as far as is known
     Turn turn;
     std::weak_ptr<int> alive;  // expires when autograd has dropped the end-of-pass callback
   };
@@ -98,6 +104,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void drop_interrupted_pass();
   std::optional<Flags> reach_of_open_forwards();
   void begin(const Forward& forward);
+  void begin_unannounced();
   void on_gradient(size_t index);
   void take_on(size_t index);
   void end();
@@ -109,6 +116,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void ready(size_t index);
   void launch_what_is_ready();
   void settle_the_rest();
+  UsageError got_none(const std::vector<std::string>& names, bool static_graph) const;
   void finish();
   std::vector<bool> used_anywhere();
   void learn(const Turn& turn);
@@ -119,12 +127,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::shared_ptr<ProcessGroup> group_;
   const Parameters parameters_;
   const Options options_;
+  Owner& owner_;
   CommHook hook_;
   std::vector<compat::GradientHook> hooks_;
   std::unordered_map<compat::NodeAddress, size_t> nodes_;
 
   std::mutex mutex_;
-  Forward last_forward_;
+  std::optional<Forward> unwatched_;  // the last forward, if no hook could be put on its outputs
   std::vector<std::weak_ptr<const Forward>> open_forwards_;  // whose graphs are alive
   std::optional<Pass> pass_;
   std::vector<State> states_;

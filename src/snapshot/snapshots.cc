@@ -13,6 +13,7 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "comm/purpose.h"
 #include "snapshot/about.h"
 #include "snapshot/background_task.h"
 #include "snapshot/contents.h"
@@ -93,6 +94,7 @@ Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGro
   }
   impl_ = std::make_unique<Impl>(std::move(directory), std::move(group), options);
   if (options.read_only) return;
+  const comm::Purpose purpose("Snapshots construction");
   snapshot::agree(*impl_->group, [&] {
     if (impl_->leads()) impl_->directory.lock();
   });
@@ -122,6 +124,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
                                     .where = directory.path().string(),
                                     .hint = "SnapshotOptions::read_only is for programs that only look"}));
   }
+  const comm::Purpose purpose("Snapshots::save");
   impl_->wait();
   at::Tensor generator;
   impl_->agree_with_settings(parts, [&] { generator = generator_state(); });
@@ -145,6 +148,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
 }
 
 Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
+  const comm::Purpose purpose("Snapshots::resume");
   impl_->wait();
   auto& group = *impl_->group;
   const auto before = impl_->agree_with_settings(parts, [] {});
@@ -164,7 +168,10 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
   return position;
 }
 
-void Snapshots::wait() { impl_->wait(); }
+void Snapshots::wait() {
+  const comm::Purpose purpose("Snapshots::wait");
+  impl_->wait();
+}
 
 std::vector<SnapshotInfo> Snapshots::list() const {
   std::vector<SnapshotInfo> all;

@@ -8,6 +8,7 @@
 #include <lockstep/metrics.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 #include "train/group_of.h"
 
 namespace lockstep {
@@ -65,6 +66,7 @@ double Average::sum() const { return tensor_sum_.defined() ? sum_ + tensor_sum_.
 double Average::local() const { return mean_of(sum(), static_cast<double>(count_)); }
 
 double Average::all_reduce(ProcessGroup& group) const {
+  const comm::Purpose purpose("Average::all_reduce");
   // Gathered and summed in rank order by everybody, since the order in which a reduction adds is the
   // backend's.
   const auto all = group.all_gather(at::tensor({sum(), static_cast<double>(count_)}, at::kDouble));

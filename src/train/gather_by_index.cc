@@ -16,6 +16,7 @@
 #include <lockstep/metrics.h>
 
 #include "base/error_text.h"
+#include "comm/purpose.h"
 #include "train/group_of.h"
 
 namespace lockstep {
@@ -189,6 +190,7 @@ at::Tensor move_rows(const Call& call, int from, const at::Tensor& mine, const s
 }
 
 at::Tensor gather(const Call& call) {
+  const comm::Purpose purpose("gather_by_index");
   const at::NoGradGuard no_grad;
   auto mine = offer_of(call);
   const auto trouble = trouble_with(call);

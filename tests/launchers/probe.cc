@@ -10,9 +10,16 @@
 
 int main(int argc, char** argv) {
   try {
+    // "probe random [SEED]": draws a number; with a seed, each rank from another one.
+    const bool draws = argc > 1 && std::string(argv[1]) == "random";
+    if (draws && argc > 2) at::manual_seed(std::atoi(argv[2]) + std::atoi(std::getenv("RANK")));
     const char* backend = std::getenv("PROBE_BACKEND");
     const auto group = lockstep::init_process_group(
         {.backend = backend != nullptr ? backend : "auto", .timeout = std::chrono::minutes(2)});
+    if (draws) {
+      std::printf("rank %d drew %.17g\n", group->rank(), at::randn({1}, at::kDouble).item<double>());
+      return 0;
+    }
     auto tensor = at::full({5}, group->rank() + 1);
     group->all_reduce(tensor);
     std::printf("rank %d of %d, local %d of %d, node %d of %d, backend %s, sum %d\n", group->rank(),
