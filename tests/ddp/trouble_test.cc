@@ -56,10 +56,12 @@ TEST_P(Trouble, ABucketMeetsAnotherCall) {
   });
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_status, 1);
-    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: the ranks do not make the same call"),
-                                      HasSubstr("all_reduce of 3 Float, Sum"), HasSubstr("hint:")))
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("MismatchError: "), HasSubstr("the ranks do not make the same call"),
+                      HasSubstr("all_reduce of 3 Float, Sum"), HasSubstr("hint:")))
         << outcome.describe();
   }
+  EXPECT_THAT(outcomes[0].output, HasSubstr("DDP gradients, bucket 0 (")) << outcomes[0].describe();
 }
 
 TEST_P(Trouble, AnExceptionInForwardThatEndsTheRank) {

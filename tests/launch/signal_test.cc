@@ -48,10 +48,12 @@ TEST_F(SignalTest, CtrlCAtATerminalReachesEachWorkerOnce) {
   auto job = start({"/usr/bin/setsid", "--wait", LOCKSTEP_BINARY, "run", "--grace-period", "1", PROBE_BINARY,
                     "tell=INT", "say=ready", "hang"});
   ASSERT_TRUE(ready(*job, 1));
-  // The process group of the guard, which has its own session now.
+  // The process group of the guard, which has its own session now, as the worker has.
   pid_t guard = 0;
   for (const pid_t pid : marked()) {
-    if (::getpgid(pid) == pid && ::getsid(pid) == pid) guard = pid;
+    std::error_code gone;
+    const auto program = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid), gone);
+    if (::getsid(pid) == pid && program == std::filesystem::canonical(LOCKSTEP_BINARY)) guard = pid;
   }
   ASSERT_GT(guard, 0);
   ::kill(-guard, SIGINT);
