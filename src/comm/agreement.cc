@@ -52,7 +52,9 @@ void Agreement::verify(uint64_t number, Interrupter& waits, const std::function<
 void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::function<bool()>& hopeless) const {
   const std::lock_guard lock(exchange.settling);
   if (exchange.settled) return;
-  waits.wait(exchange.hearing, hopeless);
+  // Waited for once: an earlier attempt may have been given up between the two.
+  if (exchange.hearing) waits.wait(exchange.hearing, hopeless);
+  exchange.hearing.reset();
   const auto theirs = fingerprint_in(exchange.heard);
   if (theirs != exchange.mine) {
     const auto text = [&](const Fingerprint& call) {
