@@ -51,27 +51,23 @@ int main(int argc, char** argv) {
   const int64_t batch_size = 32;
   const auto group = lockstep::init_process_group();  // +
 
-  torch::manual_seed(1 + group->rank());                             // was: torch::manual_seed(1);
-  Painter painter_module;                                            // was: Painter painter;
-  Critic critic_module;                                              // was: Critic critic;
-  lockstep::DistributedDataParallel painter(painter_module, group);  // +
-  lockstep::DistributedDataParallel critic(critic_module, group);    // +
+  lockstep::seed_everything(1);                          // was: torch::manual_seed(1);
+  lockstep::DistributedDataParallel painter(Painter{});  // was: Painter painter;
+  lockstep::DistributedDataParallel critic(Critic{});    // was: Critic critic;
   torch::optim::Adam painter_adam(painter->parameters(), torch::optim::AdamOptions(3e-3).betas({0.5, 0.99}));
   torch::optim::Adam critic_adam(critic->parameters(), torch::optim::AdamOptions(3e-3).betas({0.5, 0.99}));
 
   Pictures pictures(1280, argc > 1 ? argv[1] : "");
   const auto all = pictures.images();
   auto data = pictures.map(Stack<>());
-  lockstep::DistributedSampler sampler(all.size(0), group, {.shuffle = false});  // +
-  const auto per_rank = batch_size / group->world_size();                        // +
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, per_rank);
+  const auto per_rank = batch_size / group->world_size();  // +
+  auto loader = lockstep::make_data_loader(std::move(data), per_rank, {.shuffle = false});
   // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), batch_size);
 
   const auto judge = [](const torch::Tensor& said, double truth) {
     return torch::binary_cross_entropy_with_logits(said, torch::full_like(said, truth));
   };
   for (int epoch = 1; epoch <= 8; ++epoch) {
-    sampler.set_epoch(epoch);  // +
     for (auto& batch : *loader) {
       const auto fake = painter(torch::randn({batch.data.size(0), kNoise}));
       critic->zero_grad();
@@ -84,10 +80,10 @@ int main(int argc, char** argv) {
       painter_adam.step();
     }
     const torch::NoGradGuard no_grad;
-    auto apart = torch::full({1}, distance(all, painter(torch::randn({256, kNoise}))));
-    group->all_reduce(apart, lockstep::ReduceOp::Avg);  // +
-    if (group->rank() == 0)                             // +
-      std::printf("epoch %d  distance %.4f\n", epoch, apart.item<double>());
+    auto apart = distance(all, painter(torch::randn({256, kNoise})));
+    apart = lockstep::mean(apart);  // +
+    if (group->rank() == 0)         // +
+      std::printf("epoch %d  distance %.4f\n", epoch, apart);
   }
   auto parameters = painter->parameters();
   for (const auto& parameter : critic->parameters()) parameters.push_back(parameter);

@@ -40,19 +40,17 @@ void average_gradients(Net& model, lockstep::ProcessGroup& group) {  // -
 int main(int argc, char** argv) {
   const bool by_hand = argc > 1 && std::strcmp(argv[1], "by-hand") == 0;
   const auto group = lockstep::init_process_group();
-  torch::manual_seed(1 + group->rank());
+  lockstep::seed_everything(1);
   Net model;
   std::optional<lockstep::DistributedDataParallel<NetImpl>> ddp;
   if (by_hand) share_parameters(model, *group);  // -
-  if (!by_hand) ddp.emplace(model, group);       // +
+  if (!by_hand) ddp.emplace(model);              // +
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
 
   auto data = Pictures(2000, "").map(torch::data::transforms::Stack<>());
-  lockstep::DistributedSampler sampler(data.size().value(), group);
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, 64 / group->world_size());
+  auto loader = lockstep::make_data_loader(std::move(data), 64 / group->world_size());
 
   for (int epoch = 1; epoch <= 6; ++epoch) {
-    sampler.set_epoch(epoch);
     lockstep::Average mean;
     for (auto& batch : *loader) {
       optimizer.zero_grad();

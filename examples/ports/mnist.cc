@@ -1,5 +1,5 @@
 // A classifier: a convolutional net that is a local variable, a loop that trains it, a loop that tests it.
-// Shows: a module on the stack, samplers for training and for testing, metrics over all ranks.
+// Shows: a module on the stack, loaders for training and for testing, metrics over all ranks.
 //
 //   build/release/examples/ports/mnist [folder with Fashion-MNIST]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/mnist
@@ -34,32 +34,26 @@ int main(int argc, char** argv) {
   const int64_t batch_size = 64;
   const auto group = lockstep::init_process_group();  // +
 
-  torch::manual_seed(1 + group->rank());  // was: torch::manual_seed(1);
+  lockstep::seed_everything(1);  // was: torch::manual_seed(1);
   Net model;
-  const auto borrowed = std::shared_ptr<Net>(&model, [](Net*) {});  // + it stays on the stack
-  lockstep::DistributedDataParallel ddp(borrowed, group);           // +
+  lockstep::DistributedDataParallel ddp(model);  // + it stays on the stack
   torch::optim::Adam optimizer(model.parameters(), 2e-3);
 
   auto data = Pictures(2000, folder).map(Stack<>());
-  const lockstep::SamplerOptions in_order{.shuffle = false};                 // +
-  lockstep::DistributedSampler share(data.size().value(), group, in_order);  // +
-  const auto per_rank = batch_size / group->world_size();                    // +
-  auto loader = torch::data::make_data_loader(std::move(data), share, per_rank);
+  const auto per_rank = batch_size / group->world_size();  // +
+  auto loader = lockstep::make_data_loader(std::move(data), per_rank, {.shuffle = false});
   // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), batch_size);
 
   auto test_data = Pictures(500, folder, "t10k").map(Stack<>());
   const auto test_count = static_cast<double>(test_data.size().value());
-  const lockstep::SamplerOptions once{.shuffle = false, .exact = true};            // + each picture once
-  lockstep::DistributedSampler test_share(test_data.size().value(), group, once);  // +
-  auto test_loader = torch::data::make_data_loader(std::move(test_data), test_share, 250);
+  auto test_loader = lockstep::make_data_loader(std::move(test_data), 250, {.shuffle = false, .exact = true});
   // was: auto test_loader = torch::data::make_data_loader<SequentialSampler>(std::move(test_data), 250);
 
   for (int epoch = 1; epoch <= 6; ++epoch) {
     model.train();
-    share.set_epoch(epoch);  // +
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      auto loss = torch::nll_loss(ddp(batch.data), batch.target);
+      auto loss = torch::nll_loss(ddp->forward(batch.data), batch.target);
       // was: auto loss = torch::nll_loss(model.forward(batch.data), batch.target);
       loss.backward();
       optimizer.step();

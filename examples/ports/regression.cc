@@ -7,7 +7,6 @@
 //
 // Lines marked + are new; "was" gives the line that stood there before.
 #include <cstdio>
-#include <random>  // +
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>
 
@@ -27,17 +26,15 @@ int main() {
   const auto group = lockstep::init_process_group();       // +
   const auto per_rank = batch_size / group->world_size();  // +
 
-  // Not seeded: every run, and every rank, would have a target of its own.
+  // Not seeded: every run has a target of its own, which is the same on all ranks.
   auto target = torch::randn({kDegree, 1}) * 3;
   auto offset = torch::randn({1}) * 3;
-  group->broadcast(target);  // + there is one target to find
-  group->broadcast(offset);  // +
 
   torch::nn::Linear model(kDegree, 1);
-  lockstep::DistributedDataParallel ddp(model, group);  // +
+  lockstep::DistributedDataParallel ddp(model);  // +
   torch::optim::Adam optimizer(model->parameters(), 0.05);
 
-  torch::manual_seed(std::random_device()());  // + but each rank has points of its own
+  lockstep::seed_everything(1);  // + from here on each rank draws points of its own
   int64_t step = 0;
   for (double loss = 1; loss > 1e-5 && step < 5000; ++step) {
     const auto x = powers(torch::rand({per_rank}) * 2 - 1);
@@ -47,10 +44,7 @@ int main() {
     // was: auto error = torch::mse_loss(model(x), x.mm(target) + offset);
     error.backward();
     optimizer.step();
-    auto all = error.detach();                        // +
-    group->all_reduce(all, lockstep::ReduceOp::Avg);  // + or one rank stops while the other goes on
-    loss = all.item<double>();
-    // was: loss = error.item<double>();
+    loss = lockstep::mean(error.item<double>());  // was: loss = error.item<double>();
     if (step % 100 == 0 && group->rank() == 0)
       // was: if (step % 100 == 0)
       std::printf("step %ld  loss %.6f\n", step, loss);

@@ -6,7 +6,6 @@
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/resnet 4 run1
 //
 // Lines marked + are new; "was" gives the line that stood there before.
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -54,28 +53,23 @@ int main(int argc, char** argv) {
   const auto group = lockstep::init_process_group();       // +
   const auto per_rank = batch_size / group->world_size();  // +
 
-  torch::manual_seed(1 + group->rank());  // was: torch::manual_seed(1);
+  lockstep::seed_everything(1);  // was: torch::manual_seed(1);
   ResNet model;
-  lockstep::convert_sync_batchnorm(model, group);  // + statistics of the whole batch, not of a rank's part
-  lockstep::DistributedDataParallel ddp(model, group);  // +
+  lockstep::convert_sync_batchnorm(model);       // + statistics of the whole batch, not of a rank's part
+  lockstep::DistributedDataParallel ddp(model);  // +
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  lockstep::Scheduler scheduler(optimizer, lockstep::schedules::exponential(0.5));  // +
 
   auto data = Pictures(1280, "").map(Stack<>());
-  lockstep::DistributedSampler sampler(data.size().value(), group, {.shuffle = false});  // +
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, per_rank);
+  auto loader = lockstep::make_data_loader(std::move(data), per_rank, {.shuffle = false});
   // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), batch_size);
 
-  std::optional<lockstep::Snapshots> snapshots;                    // +
-  if (argc > 2) snapshots.emplace(argv[2], group);                 // +
-  lockstep::Position at;                                           // +
-  if (snapshots) at = snapshots->resume(ddp, optimizer, sampler);  // +
+  std::optional<lockstep::Snapshots> snapshots;                               // +
+  if (argc > 2) snapshots.emplace(argv[2]);                                   // +
+  lockstep::Position at;                                                      // +
+  if (snapshots) at = snapshots->resume(ddp, optimizer, *loader, scheduler);  // +
   for (auto epoch = at.epoch; epoch < epochs; ++epoch) {
     // was: for (int64_t epoch = 0; epoch < epochs; ++epoch) {
-    // A function of the epoch: nothing to restore.
-    for (auto& parameters : optimizer.param_groups()) {
-      static_cast<torch::optim::SGDOptions&>(parameters.options()).lr(0.05 * std::pow(0.5, epoch));
-    }
-    sampler.set_epoch(epoch);  // +
     auto sum = torch::zeros({1});
     int steps = 0;
     for (auto& batch : *loader) {
@@ -87,9 +81,11 @@ int main(int argc, char** argv) {
       sum += loss.detach();
       ++steps;
     }
-    group->all_reduce(sum, lockstep::ReduceOp::Avg);                                // +
-    if (snapshots) snapshots->save(ddp, optimizer, sampler, {.epoch = epoch + 1});  // +
-    if (group->rank() == 0)                                                         // +
+    scheduler.step();
+    // was: for (auto& each : optimizer.param_groups()) each.options().set_lr(each.options().get_lr() / 2);
+    group->all_reduce(sum, lockstep::ReduceOp::Avg);                                           // +
+    if (snapshots) snapshots->save(ddp, optimizer, *loader, scheduler, {.epoch = epoch + 1});  // +
+    if (group->rank() == 0)                                                                    // +
       std::printf("epoch %ld  loss %.4f\n", epoch + 1, sum.item<double>() / steps);
   }
   std::printf("parameters %s\n", to_hex(digest_of(model->parameters())).c_str());

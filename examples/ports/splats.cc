@@ -46,9 +46,9 @@ int main() {
   const auto axis = torch::linspace(-1, 1, 28);
   const auto points = torch::stack({axis.repeat({28}), axis.repeat_interleave(28)}, 1);
 
-  torch::manual_seed(1 + group->rank());  // was: torch::manual_seed(1);
+  lockstep::seed_everything(1);  // was: torch::manual_seed(1);
   Spots model(16);
-  lockstep::DistributedDataParallel ddp(model, group);  // +
+  lockstep::DistributedDataParallel ddp(model);  // +
   auto optimizer = std::make_unique<torch::optim::Adam>(model->parameters(), 0.01);
   auto pull = torch::zeros({16});
 
@@ -73,7 +73,7 @@ int main() {
     if (group->rank() == 0)  // +
       std::printf("%ld spots vanish, %ld split\n", model->light.size(0) - kept.size(0), split.size(0));
     model->become(kept, split);
-    ddp = lockstep::DistributedDataParallel(model, group);  // + the old one knows the old tensors
+    ddp.refresh();  // + other tensors, of other sizes
     optimizer = std::make_unique<torch::optim::Adam>(model->parameters(), 0.01);
     pull = torch::zeros({model->light.size(0)});
   }

@@ -54,23 +54,21 @@ int main(int argc, char** argv) {
     if (!std::filesystem::exists(path)) write_model(path);
   group->barrier();  // + the file is there
   auto model = torch::jit::load(path);
-  // A copy of a TorchScript module is the same module.
-  lockstep::DistributedDataParallel ddp(std::make_shared<torch::jit::Module>(model), group);  // +
+  lockstep::DistributedDataParallel ddp(model);  // + a copy of a TorchScript module is the same module
   const auto parameters = parameters_of(model);
   torch::optim::Adam optimizer(parameters, 5e-3);
 
   auto data = Spirals(6000).map(torch::data::transforms::Stack<>());
-  lockstep::DistributedSampler sampler(data.size().value(), group, {.shuffle = false});  // +
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, 120 / group->world_size());
+  const auto per_rank = 120 / group->world_size();  // +
+  auto loader = lockstep::make_data_loader(std::move(data), per_rank, {.shuffle = false});
   // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), 120);
 
   for (int epoch = 1; epoch <= 8; ++epoch) {
-    sampler.set_epoch(epoch);  // +
     auto sum = torch::zeros({1});
     int steps = 0;
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      const auto output = ddp(std::vector<c10::IValue>{batch.data}).toTensor();
+      const auto output = ddp->forward({batch.data}).toTensor();
       // was: const auto output = model.forward({batch.data}).toTensor();
       auto loss = torch::cross_entropy_loss(output, batch.target);
       loss.backward();
