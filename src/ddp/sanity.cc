@@ -173,7 +173,7 @@ void Sanity::warn_of_parameters(ProcessGroup& group, const NamedTensors& paramet
       "{}",
       base::compose(
           {.what =
-               fmt::format("'{}' is not the same on all ranks after {} steps", difference->name, passes_ - 1),
+               fmt::format("'{}' is not the same on all ranks after step {}", difference->name, passes_ - 1),
            .evidence = fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that "
                                    "differs{}",
                                    difference->ranks, parameters.size(), movements),

@@ -68,7 +68,7 @@ TEST(Checks, OptimizersThatDiffer) {
   for (const bool past : {false, true}) {
     const auto output = output_of({.learning_rate_of_rank_1 = 0.2, .steps = 20, .past_the_wrapper = past});
     EXPECT_EQ(warnings_in(output), 1) << output;
-    EXPECT_THAT(output, AllOf(HasSubstr("'first.weight' is not the same on all ranks after 1 steps"),
+    EXPECT_THAT(output, AllOf(HasSubstr("'first.weight' is not the same on all ranks after step 1"),
                               HasSubstr("rank 1"), HasSubstr("the last step moved 'third.bias' by"),
                               HasSubstr("learning rate"), HasSubstr(".checks = false")));
     // By how much shows which rate was used where.

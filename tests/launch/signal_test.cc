@@ -1,5 +1,6 @@
 // Signals to `lockstep run`: passed on, grace period, exit status.
 #include <csignal>
+#include <filesystem>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
