@@ -24,8 +24,8 @@ Document copy_of(const Document& document);
 std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, const Document& document,
                                       int rank);
 
-// A model's tensors under the names that the module gives them, those of shared parameters too. SnapshotError in
-// the words of `lockstep snapshot export --model` if there is no such model.
+// A model's tensors under the names that the module gives them, those of shared parameters too. SnapshotError
+// in the words of `lockstep snapshot export --model` if there is no such model.
 std::vector<Entry> model_in(const Document& document, const std::string& model);
 
 // A snapshot of one model that another program trained. It has no optimizer and no sampler, and resuming from

@@ -1,4 +1,5 @@
-// What a user may write and cannot have. Compiled by tests/package/refused/refused, which looks for the sentences.
+// What a user may write and cannot have. Compiled by tests/package/refused/refused, which looks for the
+// sentences.
 #include <memory>
 
 #include <lockstep/lockstep.h>
