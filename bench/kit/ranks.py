@@ -12,6 +12,9 @@ OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
           "GLIBC_TUNABLES", "MALLOC_")
 # What `lockstep run` sets for its ranks; the rest of its tuning is done inside the process (docs/tuning.md).
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# In a session of its own a rank is to the kernel a job by itself: so lockstep run and torchrun start it. Not so mpirun,
+# or a script: BENCH_ONE_SESSION=1 measures that.
+OWN_SESSION = os.environ.get("BENCH_ONE_SESSION", "0") == "0"
 SECONDS_TO_SPEAK = 10  # for those who are left when one rank has failed
 
 
@@ -55,9 +58,8 @@ def run_ranks(command, world, seconds, env=None, cpus=None):
                               for stream in ("out", "err")])
                 about = clean_environment(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world,
                                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **(env or {}))
-                # In a session of its own, as lockstep run and torchrun start it: to the kernel a job by itself.
                 ranks.append(subprocess.Popen(command, stdout=files[-1][0], stderr=files[-1][1], env=about,
-                                              start_new_session=True,
+                                              start_new_session=OWN_SESSION,
                                               preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None))
             why = wait_for(ranks, seconds)
         except OSError as error:
