@@ -10,16 +10,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <lockstep/mean.h>
 #include <lockstep/process_group.h>
 
 namespace lockstep {
 
-// Some parameters' gradients of this rank, on their way.
+// Gradients of some parameters, which are reduced together.
 struct GradBucket {
   size_t index = 0;      // in the plan: 0 is ready first
-  bool is_last = false;  // that a hook sees in this backward pass: sparse gradients go another way
-  // All gradients, one behind the other, one-dimensional: the memory that the others reduce. Between them
-  // there may be a few zeros.
+  bool is_last = false;  // that a hook sees in this backward pass; sparse gradients take another path
+  // All gradients in one dimension, adjacent but for a few zeros between them: the memory that is reduced.
   at::Tensor buffer;
   // The same memory, in the shape of each parameter.
   std::vector<at::Tensor> gradients;
@@ -29,10 +29,12 @@ struct GradBucket {
   bool takes_part = true;
   // The ranks whose gradients count: all of them, but under Join those that still have input.
   int participants = 1;
+  // Turns sums over the ranks into means: mean.divide(sum).
+  Mean mean = {};
 };
 
-// What a hook answers: the averaged gradients, as a tensor like the bucket's buffer of any floating-point
-// dtype, now or later. The reducer brings it into the buffer, if it is not the buffer itself.
+// What a hook returns: the averaged gradients, as a tensor with as many elements as the bucket's buffer, of any
+// floating-point dtype, now or later. The reducer copies it into the buffer, unless it is the buffer itself.
 class CommResult {
  public:
   using Finish = std::function<at::Tensor()>;

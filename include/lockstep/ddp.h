@@ -17,12 +17,9 @@
 
 #include <lockstep/comm_hook.h>
 #include <lockstep/ddp_stats.h>
+#include <lockstep/detail/module.h>
 #include <lockstep/process_group.h>
 #include <lockstep/tensors_in.h>
-
-namespace torch::nn {
-class AnyModule;
-}
 
 namespace lockstep {
 
@@ -55,100 +52,18 @@ struct DdpOptions {
 // Gradients stay local while it lives. Guards nest and restore what they found.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(std::shared_ptr<bool> sync)
-      : sync_(std::move(sync)), before_(std::exchange(*sync_, false)) {}
-  ~NoSync() {
-    if (sync_) *sync_ = before_;
-  }
-  NoSync(NoSync&& other) noexcept : sync_(std::move(other.sync_)), before_(other.before_) {}
+  ~NoSync();
+  NoSync(NoSync&& other) noexcept = default;
   NoSync& operator=(NoSync&&) = delete;
 
  private:
-  std::shared_ptr<bool> sync_;
+  friend class DdpBase;
+  struct Switch;
+  explicit NoSync(std::shared_ptr<Switch> of);
+
+  std::shared_ptr<Switch> switch_;
   bool before_;
 };
-
-class DdpBase;
-
-namespace detail {
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-// What DDP sees of a module.
-struct ModelView {
-  NamedTensors parameters;
-  std::function<NamedTensors()> present_parameters;  // what they are now: modules may replace their parts
-  std::function<NamedTensors()> buffers;             // asked for anew each time: modules reassign them
-  std::function<bool()> is_training;
-  std::vector<std::string> sparse;  // parameters that will get sparse gradients
-};
-ModelView view_of(const std::shared_ptr<torch::nn::Module>& module);
-
-// How to look at a module that is not a torch::nn::Module: lockstep/jit.h has one for TorchScript's.
-template <class Module>
-struct Viewer {
-  static constexpr bool handle = false;  // a cheap handle, so that a copy of it is the same module
-  static ModelView view(const std::shared_ptr<Module>& module) { return view_of(module); }
-};
-
-template <class T>
-concept SmartPointer = requires {
-  typename T::element_type;
-  std::declval<const T&>().get();
-};
-template <class T>
-concept Holder = requires {
-  typename T::ContainedType;
-};
-
-// The class of the module that DistributedDataParallel wraps when it is made of a Given, which is a reference
-// for what has a name; in words why there is none.
-template <class Given>
-auto module_of() {
-  using T = std::remove_cvref_t<Given>;
-  constexpr bool never = sizeof(T*) == 0;
-  using Nothing = std::type_identity<torch::nn::Module>;
-  if constexpr (Holder<T>) {
-    return std::type_identity<typename T::ContainedType>{};
-  } else if constexpr (std::is_same_v<T, torch::nn::AnyModule>) {
-    static_assert(never,
-                  "DistributedDataParallel cannot wrap a torch::nn::AnyModule, whose forward has no types: "
-                  "give it the module itself, before it goes into the AnyModule.");
-    return Nothing{};
-  } else if constexpr (std::derived_from<T, DdpBase>) {
-    return Nothing{};  // is moved from, and not wrapped; clang 14 asks all the same
-  } else if constexpr (SmartPointer<T>) {
-    static_assert(
-        !(requires { typename T::deleter_type; }) || !std::is_lvalue_reference_v<Given>,
-        "DistributedDataParallel cannot share a module with a std::unique_ptr: write *model (the wrapper "
-        "does not own it then), std::move(model), or make it with std::make_shared.");
-    return std::type_identity<typename T::element_type>{};
-  } else if constexpr (std::is_pointer_v<T>) {
-    static_assert(never,
-                  "DistributedDataParallel takes no plain pointer: write *model (the wrapper does not own it "
-                  "then), or make the module with std::make_shared.");
-    return Nothing{};
-  } else if constexpr (std::derived_from<T, torch::nn::Module>) {
-    static_assert(std::is_lvalue_reference_v<Given>,
-                  "DistributedDataParallel cannot wrap a temporary module, which is gone at the end of the "
-                  "statement: give it std::make_shared<Net>(…), or a module that has a name.");
-    static_assert(!std::is_const_v<std::remove_reference_t<Given>>,
-                  "DistributedDataParallel cannot train a const module.");
-    return std::type_identity<T>{};
-  } else if constexpr (Viewer<T>::handle) {
-    return std::type_identity<T>{};
-  } else {
-    static_assert(
-        never,
-        "DistributedDataParallel wraps a torch::nn::Module: its std::shared_ptr, its holder (TORCH_MODULE), "
-        "or the module itself by name; with <lockstep/jit.h> also a torch::jit::Module.");
-    return Nothing{};
-  }
-}
-template <class Given>
-using ModuleOf = typename decltype(module_of<Given>())::type;
-
-}  // namespace detail
 
 // The part of DistributedDataParallel that does not depend on the module's type.
 class DdpBase {
@@ -158,7 +73,6 @@ class DdpBase {
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
   void zero_grad(bool set_to_none = true);
   const std::shared_ptr<ProcessGroup>& group() const;
-  const detail::ModelView& model() const;
 
   NoSync no_sync();
   // The same for loops: on for the last micro-batch, off for the others.
@@ -172,9 +86,6 @@ class DdpBase {
   // differs, and on which rank. Buffers may differ between forwards; with broadcast_buffers each synchronised
   // forward begins with those of rank 0.
   void verify_replicas();
-
-  struct Impl;  // src/ddp/ddp.h
-  Impl& impl() const { return *impl_; }
 
  protected:
   DdpBase(detail::ModelView model, std::shared_ptr<ProcessGroup> group, DdpOptions options);
@@ -192,6 +103,11 @@ class DdpBase {
   void refresh(detail::ModelView model);
 
  private:
+  friend class Join;
+  friend class SnapshotPart;
+  const detail::ModelView& model() const;
+
+  struct Impl;  // src/ddp/ddp.h
   std::unique_ptr<Impl> impl_;
 };
 
@@ -335,30 +251,32 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
   return archive;
 }
 
-// For ranks with different numbers of batches. In the scope of the loop:
+// For ranks with different numbers of batches:
 //
-//   {
-//     lockstep::Join join(ddp);
-//     for (auto& batch : *loader) …
-//   }  // a rank that is done goes on for the others until all are; then all take the last one's model
+//   lockstep::Join join(ddp);
+//   for (auto& batch : *loader) …
+//   join.finish();  // a rank without input takes part in the others' steps until none has any left; then all
+//                   // ranks take the model of the last one
 //
-// Steps are averaged over the ranks that still have input. All ranks must have one, at the same point. Each
-// synchronised forward in it must be followed by one backward pass.
+// Steps are averaged over the ranks that still have input. All ranks must make a Join at the same point, and
+// call finish() on it. Each synchronised forward in between must be followed by one backward pass.
 class Join {
  public:
   explicit Join(DdpBase& ddp);
-  ~Join() noexcept(false);
+  // Calls finish() if the program has not. It does not throw: what goes wrong is logged, and every later call
+  // on the group throws it. When the scope is left by an exception, the group ends instead, so that the other
+  // ranks do not wait.
+  ~Join();
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
 
-  // What the destructor does: takes part in the others' collectives until all ranks are here. Throws what
-  // they throw.
+  // Blocks until all ranks have called it. Throws what goes wrong.
   void finish();
 
  private:
   DdpBase& ddp_;
-  int exceptions_;  // in flight at the beginning
   bool finished_ = false;
+  int exceptions_;
 };
 
 }  // namespace lockstep

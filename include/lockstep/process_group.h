@@ -13,7 +13,6 @@
 
 #include <lockstep/c10d_fwd.h>
 #include <lockstep/error.h>
-#include <lockstep/spawn.h>
 #include <lockstep/work.h>
 
 namespace lockstep {
@@ -34,11 +33,13 @@ struct InitOptions {
   int rank = -1, world_size = -1;
   // How long the ranks wait for each other, here and in every collective.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // Sets this process's threads, cores and heap for training (docs/tuning.md). false leaves them alone.
+  bool tune = true;
 };
 
 // Every rank must call it; returns when all have arrived. Throws UsageError (bad environment or options),
 // MismatchError (two processes with one rank, different world sizes), TimeoutError (naming the ranks that are
-// missing). Also tunes this process for training (threads, cores, heap): docs/tuning.md.
+// missing). Also tunes this process for training (InitOptions::tune).
 //
 // LibTorch seeds the random generator of each process with a random number, so that torch::randn would differ
 // from rank to rank. If no rank has seeded its own (torch::manual_seed), all ranks begin with one seed here:
@@ -64,7 +65,8 @@ int64_t get(std::string_view what);
 // makes another call than the others: MismatchError, with both calls.
 class ProcessGroup {
  public:
-  struct Impl;  // src/comm/group.h
+  struct Impl;    // src/comm/group.h: the ranks, and the connections between them
+  struct Handle;  // src/comm/generation.cc
   explicit ProcessGroup(std::shared_ptr<Impl> impl);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
@@ -132,7 +134,7 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d_backend> c10d() const;
 
  private:
-  std::shared_ptr<Impl> impl_;  // shared with the Works in flight
+  std::shared_ptr<Impl> impl_;  // shared with the Works under way
 };
 
 }  // namespace lockstep

@@ -7,9 +7,15 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
-#include "comm/wire_tags.h"
 
 namespace lockstep::comm {
+
+namespace {
+
+// On every transport: Gloo needs the rest of its tags for the headers of messages (gloo/wire_tags.h).
+constexpr int kLargestTag = 500'000'000;
+
+}  // namespace
 
 void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
             const std::string& hint) {
@@ -23,6 +29,12 @@ void refuse(const ProcessGroup::Impl& group, const char* name, const std::string
 void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(group, name, "a tensor is undefined", "give it a value first");
   if (tensor.layout() != at::kStrided) refuse(group, name, "a tensor is sparse", "call to_dense() first");
+  if (!group.transport->carries(tensor.device())) {
+    refuse(group, name,
+           fmt::format("a tensor is on {}, and backend {} carries no tensors of this device",
+                       tensor.device().str(), group.backend),
+           "move it to the CPU first");
+  }
 }
 
 void check_target(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
@@ -41,9 +53,24 @@ void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
 void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
   check_rank(group, name, peer);
   if (peer == group.rank) refuse(group, name, "the other side is this rank itself", "name another rank");
-  if (tag < 0 || tag > kMostTag) {
-    refuse(group, name, fmt::format("the tag is {}", tag), fmt::format("tags go from 0 to {}", kMostTag));
+  if (tag < 0 || tag > kLargestTag) {
+    refuse(group, name, fmt::format("the tag is {}", tag), fmt::format("tags go from 0 to {}", kLargestTag));
   }
+}
+
+void check_reduction(ReduceOp op, at::ScalarType dtype) {
+  const bool integral = at::isIntegralType(dtype, /*includeBool=*/true);
+  const bool bitwise = op == ReduceOp::Band || op == ReduceOp::Bor || op == ReduceOp::Bxor;
+  const char* wanted = nullptr;
+  if (op == ReduceOp::Avg && integral) wanted = "floating-point or complex numbers; sum integers and divide";
+  if (bitwise && !integral) wanted = "integers or truth values";
+  if ((op == ReduceOp::Min || op == ReduceOp::Max) && at::isComplexType(dtype)) {
+    wanted = "numbers that have an order, which complex ones have not";
+  }
+  if (wanted == nullptr) return;
+  throw UsageError(base::compose(
+      {.what = fmt::format("{} of {} tensors has no meaning", name_of(op), c10::toString(dtype)),
+       .hint = fmt::format("it takes {}", wanted)}));
 }
 
 void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,

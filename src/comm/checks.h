@@ -12,7 +12,7 @@ namespace lockstep::comm {
 [[noreturn]] void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
                          const std::string& hint);
 
-// Defined and dense.
+// Defined, dense, and on a device that the group's transport carries.
 void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor);
 // A tensor that receives: also, no two of its elements share memory, as expand() makes them.
 void check_target(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor);
@@ -22,6 +22,9 @@ void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int
 // `large` must hold world_size times what `small` holds.
 void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
                  const at::Tensor& small);
+// The operation must mean something for the dtype: no average of integers, no minimum of complex numbers, no
+// bitwise and of floats.
+void check_reduction(ReduceOp op, at::ScalarType dtype);
 // As many elements of the same dtype.
 void check_alike(const ProcessGroup::Impl& group, const char* name, const at::Tensor& output,
                  const at::Tensor& input);

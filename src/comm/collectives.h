@@ -1,32 +1,33 @@
-// The collectives of a process group, each as an asynchronous call on its c10d backend.
+// The calls of a process group, each checked and described (request.h), ready to be run or started (work.h).
 //
-// Every call does the same in the same order: refuse on a poisoned group, check the arguments, answer at once
-// in a world of one, hand a wire tensor to the backend. A tensor without elements takes part as any other:
-// the ranks' calls are matched by their order.
+// A tensor without elements takes part as any other: the ranks' calls are matched by their order.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/work.h"
 
 namespace lockstep::comm {
 
-using GroupPtr = std::shared_ptr<ProcessGroup::Impl>;
+// Whether the caller waits for the call where it makes it. If so, nothing but copies needs to be kept alive.
+enum class Returns { WhenComplete, AtOnce };
 
-Work all_reduce(const GroupPtr& group, const at::Tensor& tensor, ReduceOp op);
-Work broadcast(const GroupPtr& group, const at::Tensor& tensor, int root);
-Work reduce(const GroupPtr& group, const at::Tensor& tensor, int root, ReduceOp op);
-Work all_gather(const GroupPtr& group, const at::Tensor& tensor);
-Work all_gather_into_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input);
-Work reduce_scatter_tensor(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input,
-                           ReduceOp op);
-Work gather(const GroupPtr& group, const at::Tensor& tensor, int root);
-Work scatter(const GroupPtr& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-             int root);
-Work all_to_all_single(const GroupPtr& group, const at::Tensor& output, const at::Tensor& input);
-Work send(const GroupPtr& group, const at::Tensor& tensor, int to, int tag);
-Work recv(const GroupPtr& group, const at::Tensor& tensor, int from, int tag);
-Work barrier(const GroupPtr& group);
+Prepared all_reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, ReduceOp op);
+Prepared broadcast(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root);
+Prepared reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root, ReduceOp op);
+Prepared all_gather(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor);
+Prepared all_gather_into_tensor(const ProcessGroup::Impl& group, Returns when, const at::Tensor& output,
+                                const at::Tensor& input);
+Prepared reduce_scatter_tensor(const ProcessGroup::Impl& group, Returns when, const at::Tensor& output,
+                               const at::Tensor& input, ReduceOp op);
+Prepared gather(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root);
+Prepared scatter(const ProcessGroup::Impl& group, Returns when, const at::Tensor& output,
+                 const std::vector<at::Tensor>& inputs, int root);
+Prepared all_to_all_single(const ProcessGroup::Impl& group, Returns when, const at::Tensor& output,
+                           const at::Tensor& input);
+Prepared send(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int to, int tag);
+Prepared recv(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int from, int tag);
+Prepared barrier();
 
 }  // namespace lockstep::comm

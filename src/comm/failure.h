@@ -1,8 +1,5 @@
-// Turns what a c10d backend throws into lockstep's errors, with evidence of who is to blame.
+// The failure of a group: its first error, which every later call repeats.
 #pragma once
-
-#include <memory>
-#include <string>
 
 #include <lockstep/error.h>
 
@@ -10,28 +7,17 @@
 
 namespace lockstep::comm {
 
-// One collective, for messages.
-struct Call {
-  uint64_t number = 0;  // the group's count; 0 for what is no collective
-  std::string what;     // "all_reduce of 1000 Float, Sum"
-};
-
 // Throws the group's first error again, if it had one.
-void refuse_if_poisoned(ProcessGroup::Impl& group);
-
-// Whether a call under way on a foreign backend has no chance any more: a rank of the group has been gone for
-// a moment, in which what it had sent could have arrived, or one has failed.
-bool is_hopeless(const ProcessGroup::Impl& group);
-
-// Leaves a word in the store that this rank has been waiting in `call` for a while, so that the others can
-// tell who is where if it ends in a timeout. Does not block.
-void report_waiting(ProcessGroup::Impl& group, const Call& call);
+void refuse_if_failed(const ProcessGroup::Impl& group);
 
 // Ends the group with this error: here, and on the other ranks as soon as they can know.
-void poison(ProcessGroup::Impl& group, const Error& why);
+void end_group(ProcessGroup::Impl& group, const Error& why);
 
-// Must be called while an exception of the backend is being handled. Finds out what can be known, poisons the
-// group, tells the agent, and throws one of lockstep's errors.
-[[noreturn]] void throw_failure(ProcessGroup::Impl& group, const Call& call);
+// Must be called while an exception of the transport is handled. Adds what the call was for (purpose.h), keeps
+// the error as the group's, reports it to the launcher, and throws it. A UsageError leaves the group alone:
+// nothing has begun.
+[[noreturn]] void throw_failure(ProcessGroup::Impl& group);
+// The same for one of the control channel, of which the data transport knows nothing yet.
+[[noreturn]] void throw_control_failure(ProcessGroup::Impl& group);
 
 }  // namespace lockstep::comm

@@ -1,8 +1,14 @@
-// The inside of a process group.
+// The inside of a process group: one generation of it.
+//
+// A ProcessGroup is a handle, and what it points at is a generation: the ranks that have met, and the
+// connections between them. Whoever holds the handle (DistributedDataParallel, SyncBatchNorm, Snapshots,
+// DistributedSampler) follows it to another generation without being told (generation.h). What must outlive a
+// generation belongs to the process: registered memory, above all.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,74 +19,64 @@
 #include <lockstep/c10d.h>
 #include <lockstep/process_group.h>
 
-#include "base/aside.h"
-#include "comm/agreement.h"
-#include "comm/interrupter.h"
-#include "comm/key_store.h"
-#include "comm/machines.h"
-#include "comm/native.h"
+#include "comm/control.h"
+#include "comm/transport.h"
+#include "rendezvous/key_store.h"
+#include "rendezvous/machines.h"
 
 namespace lockstep {
 
-namespace comm {
-
-inline void destroy_aside(c10::intrusive_ptr<c10d_backend> backend) {
-  base::run_aside([backend = std::move(backend)]() mutable { backend.reset(); });
-}
-
-}  // namespace comm
-
 struct ProcessGroup::Impl {
-  using Native = comm::Native;
-
   ~Impl() {
-    // A forked child has neither the backend's threads, for which its destructor waits, nor a part in the
-    // store.
+    // A forked child has neither the transport's threads, for which its destructor may wait, nor a part in
+    // the store.
     if (::getpid() != made_by) {
-      c10d.release();
-      static_cast<void>(messages.release());
-      static_cast<void>(agreement.release());
+      static_cast<void>(control.release());
+      new std::shared_ptr<comm::Transport>(std::move(transport));
       return;
     }
     if (store) store->forget(store_holders);
-    if (!poison || native != nullptr || !c10d) return;
-    if (agreement) agreement->hang_up(*c10d);
-    // Gloo's destructor waits for its calls, and some may wait for ranks that have ended.
-    comm::destroy_aside(std::move(c10d));
   }
 
   const pid_t made_by = ::getpid();
+  const uint64_t generation = next_generation();
   std::string name;     // for messages: "the default group", "group 2 of ranks 0, 3"
-  std::string backend;  // "shm", "gloo"; "single" in a world of one
+  std::string backend;  // how the transport is called: "shm", "gloo"; "single" in a world of one
   int rank = 0;
   int world_size = 1;
-  comm::Placement placement;
+  rendezvous::Placement placement;
   std::chrono::milliseconds timeout{};
+  std::vector<rendezvous::RankFacts> ranks;
 
-  // The rest is empty in a world of one.
-  std::vector<comm::RankFacts> ranks;
-  std::optional<comm::PeerWatch> watch;
-  comm::KeyStorePtr store;  // of this group's own
-  int store_holders = 0;    // how many ranks say that they have no more use for it
-  // On a backend that does not compare the ranks' calls by itself.
-  std::unique_ptr<comm::Agreement> agreement;
-  // Made when it is first asked for in a world of one, which needs none.
-  mutable c10::intrusive_ptr<c10d_backend> c10d;
-  Native* native = nullptr;  // the same object, when it is one of ours
+  // These two are empty in a world of one.
+  std::optional<rendezvous::PeerWatch> watch;
+  rendezvous::KeyStorePtr store;  // of this group's own
+  int store_holders = 0;          // how many ranks must have no more use for it before it is erased
 
-  std::atomic<uint64_t> calls{0};  // numbers the collectives; the same on all ranks
   int subgroups = 0;
-  // The sends and receives that are waited for.
-  std::unique_ptr<comm::Interrupter> messages = std::make_unique<comm::Interrupter>();
 
   // The first error, which every later call repeats.
-  mutable std::mutex poison_mutex;
-  struct Poison {
+  struct Failure {
     std::string kind;
     std::string message;
     std::vector<int> culprits;
   };
-  std::optional<Poison> poison;
+  std::atomic<bool> failed{false};  // set after `failure`
+  mutable std::mutex failure_mutex;
+  std::optional<Failure> failure;
+
+  // The same ranks for code that speaks c10d: made when it is first asked for.
+  std::function<c10::intrusive_ptr<c10d_backend>()> make_c10d;
+
+  // Last: they refer to what is above.
+  std::shared_ptr<comm::Transport> transport;  // of the data
+  std::unique_ptr<comm::Control> control;      // of everything else
+
+ private:
+  static uint64_t next_generation() {
+    static std::atomic<uint64_t> count{0};
+    return ++count;
+  }
 };
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "comm/control.h"
 #include "comm/purpose.h"
 #include "ddp/model.h"
 #include "ddp/replicas.h"
@@ -81,19 +82,35 @@ detail::NamedTensors together(detail::NamedTensors tensors, const detail::NamedT
   return tensors;
 }
 
-void refuse_under_join(const DdpBase::Impl& ddp, const char* call) {
-  if (!ddp.joining) return;
+reducer::GraphPolicy policy_of(const DdpOptions& options) {
+  if (options.static_graph) return reducer::kStaticGraph;
+  return options.find_unused_parameters ? reducer::kChangingGraph : reducer::kCompleteGraph;
+}
+
+}  // namespace
+
+NoSync::NoSync(std::shared_ptr<Switch> of) : switch_(std::move(of)), before_(std::exchange(switch_->on, false)) {}
+
+NoSync::~NoSync() {
+  if (switch_) switch_->on = before_;
+}
+
+void DdpBase::Impl::refuse_under_join(const char* call) const {
+  if (!joining) return;
   throw UsageError(base::compose({.what = fmt::format("ddp.{}() was called under Join", call),
                                   .hint = "call it before the Join is made, or after its end"}));
 }
 
-}  // namespace
+void DdpBase::Impl::follow_group() {
+  if (!joining) turn = whole_group();
+  if (!reducer && group->world_size() > 1) wrap(std::move(model));
+}
 
 DdpBase::Impl::Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, DdpOptions chosen)
     : group(std::move(with)), options(std::move(chosen)) {
   const comm::Purpose purpose("DistributedDataParallel construction");
   check(view, group.get(), options);
-  turn = {.participants = group->world_size(), .leader = 0};
+  turn = whole_group();
   wrap(std::move(view));
 }
 
@@ -135,8 +152,7 @@ void DdpBase::Impl::make_reducer() {
   reducer = reducer::Reducer::make(
       group, std::move(to_average),
       {.caps = {.first = bytes_of(options.first_bucket_mb), .others = bytes_of(options.bucket_cap_mb)},
-       .find_unused = options.find_unused_parameters,
-       .static_graph = options.static_graph,
+       .policy = policy_of(options),
        .as_view = options.gradient_as_bucket_view},
       *this);
   reducer->set_hook(hook);
@@ -186,9 +202,10 @@ DdpBase& DdpBase::operator=(DdpBase&&) noexcept = default;
 
 void DdpBase::before_forward() {
   auto& self = *impl_;
+  self.follow_group();
   if (!self.reducer) return;
   self.reducer->refuse_if_interrupted();
-  self.forward_syncs = *self.sync && at::GradMode::is_enabled();
+  self.forward_syncs = self.sync->on && at::GradMode::is_enabled();
   if (!self.forward_syncs) {
     self.refuse_lonely_batch_norm();
     return;
@@ -233,13 +250,13 @@ void DdpBase::follow_module() const {
 
 void DdpBase::after_conversion() {
   if (!impl_->reducer) return;
-  refuse_under_join(*impl_, "to");
+  impl_->refuse_under_join("to");
   impl_->compare_models_if_changed();
 }
 
 void DdpBase::refresh(detail::ModelView model) {
   const comm::Purpose purpose("DistributedDataParallel::refresh");
-  refuse_under_join(*impl_, "refresh");
+  impl_->refuse_under_join("refresh");
   check(model, impl_->group.get(), impl_->options);
   if (impl_->reducer) impl_->reducer->refuse_if_interrupted();
   impl_->wrap(std::move(model));
@@ -250,10 +267,10 @@ void DdpBase::refresh(detail::ModelView model) {
 // Under Join the ranks agree before each forward on who takes part; nobody has asked here. Not an error yet:
 // the gradient may come from beside the outputs of a forward that has been announced, as the end of the pass
 // shows.
-bool DdpBase::Impl::syncs_bypassed() const { return *sync && !joining; }
+bool DdpBase::Impl::syncs_bypassed() const { return sync->on && !joining; }
 
 void DdpBase::Impl::after_pass(bool synchronised, bool bypassed) {
-  if (bypassed && joining && *sync) {
+  if (bypassed && joining && sync->on) {
     throw UsageError(base::compose(
         {.what = "under Join the module was called past its wrapper, as ddp->forward(x)",
          .where = fmt::format("rank {}/{}", group->rank(), group->world_size()),
@@ -289,20 +306,21 @@ void DdpBase::Impl::average_unplanned() {
   }
   if (unplanned.empty()) return;
   const at::NoGradGuard no_grad;
-  auto used = at::zeros({static_cast<int64_t>(unplanned.size())}, at::kByte);
-  // Dense, sparse.
-  enum : uint8_t { kUnused, kDense, kSparse };
-  for (size_t i = 0; i < unplanned.size(); ++i) {
-    const auto& gradient = unplanned[i].grad();
-    used.data_ptr<uint8_t>()[i] = !gradient.defined() ? kUnused : gradient.is_sparse() ? kSparse : kDense;
+  enum Kind : uint8_t { kUnused, kDense, kSparse };
+  std::vector<uint8_t> used;
+  for (const auto& parameter : unplanned) {
+    const auto& gradient = parameter.grad();
+    used.push_back(!gradient.defined() ? kUnused : gradient.is_sparse() ? kSparse : kDense);
   }
-  group->all_reduce(used, ReduceOp::Max);
+  for (const auto& theirs : comm::control_of(*group).gather_lists("DDP, parameters that were unfrozen", used)) {
+    for (size_t i = 0; i < used.size(); ++i) used[i] = std::max(used[i], theirs.at(i));
+  }
+  const Mean mean(group->world_size(), group->world_size());
   for (size_t i = 0; i < unplanned.size(); ++i) {
     auto& gradient = unplanned[i].mutable_grad();
-    const auto kind = used.data_ptr<uint8_t>()[i];
-    if (kind == kSparse) {
-      gradient = reducer::SparseExchange(*group, gradient, unplanned[i]).finish(group->world_size());
-    } else if (kind == kDense) {
+    if (used[i] == kSparse) {
+      gradient = reducer::average_sparse(*group, gradient, unplanned[i], mean);
+    } else if (used[i] == kDense) {
       if (!gradient.defined()) gradient = at::zeros_like(unplanned[i]);
       group->all_reduce(gradient, ReduceOp::Avg);
     }
@@ -368,8 +386,8 @@ const std::shared_ptr<ProcessGroup>& DdpBase::group() const { return impl_->grou
 const detail::ModelView& DdpBase::model() const { return impl_->model; }
 
 NoSync DdpBase::no_sync() { return NoSync(impl_->sync); }
-void DdpBase::set_gradient_sync(bool on) { *impl_->sync = on; }
-bool DdpBase::gradient_sync() const { return *impl_->sync; }
+void DdpBase::set_gradient_sync(bool on) { impl_->sync->on = on; }
+bool DdpBase::gradient_sync() const { return impl_->sync->on; }
 
 void DdpBase::register_comm_hook(CommHook hook) {
   if (impl_->hook) {

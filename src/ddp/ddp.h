@@ -11,19 +11,29 @@
 
 namespace lockstep {
 
+struct NoSync::Switch {
+  bool on = true;
+};
+
 struct DdpBase::Impl final : reducer::Owner {
   Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, DdpOptions chosen);
 
   detail::ModelView model;
   detail::NamedTensors parameters;  // without those to be ignored, each once
+  // A handle: may point at another generation of the group in the next step than in this one.
   const std::shared_ptr<ProcessGroup> group;
   const DdpOptions options;
-  const std::shared_ptr<bool> sync = std::make_shared<bool>(true);
+  const std::shared_ptr<NoSync::Switch> sync = std::make_shared<NoSync::Switch>();
   CommHook hook;
   // Null in a world of one, where there is nothing to do.
   std::shared_ptr<reducer::Reducer> reducer;
   std::vector<bool> averaged;  // which of the parameters it averages
   ddp::Sanity sanity;
+
+  // The group may have got other ranks since.
+  void follow_group();
+  reducer::Turn whole_group() const { return {.participants = group->world_size(), .leader = 0}; }
+  void refuse_under_join(const char* call) const;
 
   // Under Join.
   bool joining = false;

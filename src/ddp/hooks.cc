@@ -29,7 +29,7 @@ namespace {
 CommHook compress(at::ScalarType dtype) {
   return [dtype](GradBucket& bucket, ProcessGroup& group) -> CommResult {
     auto small = group.empty({bucket.buffer.numel()}, bucket.buffer.options().dtype(dtype));
-    small.copy_(bucket.buffer / bucket.participants);
+    small.copy_(bucket.mean.divided(bucket.buffer));
     auto work = group.all_reduce_async(small);
     return [small, work]() mutable {
       work.wait();
@@ -51,9 +51,9 @@ CommHook local_sgd(int64_t start_step) {
     if (bucket.is_last) ++*step;
     if (local) return bucket.buffer;
     auto work = group.all_reduce_async(bucket.buffer);
-    return [buffer = bucket.buffer, participants = bucket.participants, work]() mutable {
+    return [buffer = bucket.buffer, mean = bucket.mean, work]() mutable {
       work.wait();
-      return buffer.div_(participants);
+      return mean.divide(buffer);
     };
   };
 }

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 
 #include "base/error_text.h"
+#include "base/log.h"
+#include "comm/control.h"
 #include "comm/purpose.h"
 #include "ddp/ddp.h"
 #include "ddp/replicas.h"
@@ -20,12 +22,10 @@ void restore_batch_norms(const detail::ModelView& model) {
 }  // namespace
 
 reducer::Turn DdpBase::Impl::announce(bool takes_part) {
-  auto there = at::zeros({group->world_size()}, at::kByte);
-  there.data_ptr<uint8_t>()[group->rank()] = takes_part ? 1 : 0;
-  group->all_reduce(there, ReduceOp::Max);
+  const auto present = comm::control_of(*group).gather<char>("Join, who takes part", takes_part ? 1 : 0);
   reducer::Turn who{.participants = 0, .leader = 0};
   for (int rank = group->world_size() - 1; rank >= 0; --rank) {
-    if (there.data_ptr<uint8_t>()[rank] == 0) continue;
+    if (present[rank] == 0) continue;
     ++who.participants;
     who.leader = rank;
   }
@@ -39,7 +39,7 @@ reducer::Turn DdpBase::Impl::announce(bool takes_part) {
 }
 
 Join::Join(DdpBase& ddp) : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
-  auto& impl = ddp_.impl();
+  auto& impl = *ddp_.impl_;
   if (impl.joining) throw UsageError("a Join is under way for this module already; they do not nest");
   impl.joining = impl.reducer != nullptr;
   impl.last_turn.reset();
@@ -48,7 +48,7 @@ Join::Join(DdpBase& ddp) : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
 void Join::finish() {
   if (finished_) return;
   finished_ = true;
-  auto& impl = ddp_.impl();
+  auto& impl = *ddp_.impl_;
   if (!impl.joining) return;
   impl.joining = false;
   const comm::Purpose purpose("Join, until all ranks have finished");
@@ -58,7 +58,7 @@ void Join::finish() {
     impl.sync_buffers(turn);
     impl.reducer->shadow(turn);
   }
-  impl.turn = {.participants = impl.group->world_size(), .leader = 0};
+  impl.turn = impl.whole_group();
   restore_batch_norms(impl.model);
   // Those who finished early have missed the last steps.
   if (!impl.last_turn) return;
@@ -67,19 +67,26 @@ void Join::finish() {
   ddp::broadcast_all(*impl.group, model, impl.last_turn->leader);
 }
 
-Join::~Join() noexcept(false) {
-  // A rank on its way out with an exception takes no part any more.
+Join::~Join() {
+  if (finished_) return;
   if (std::uncaught_exceptions() == exceptions_) {
-    finish();
-  } else if (auto& impl = ddp_.impl(); impl.joining) {
-    impl.joining = false;
-    impl.turn = {.participants = impl.group->world_size(), .leader = 0};
-    restore_batch_norms(impl.model);
-    impl.group->poison(
-        Error(base::compose({.what = "a rank has left the scope of its Join with an exception",
-                             .where = fmt::format("rank {}/{}", impl.group->rank(), impl.group->world_size()),
-                             .hint = "look at the output of that rank"})));
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      base::log_error("the end of a Join: {}", error.what());
+    }
+    return;
   }
+  // A rank on its way out with an exception takes no part any more.
+  auto& impl = *ddp_.impl_;
+  if (!impl.joining) return;
+  impl.joining = false;
+  impl.turn = impl.whole_group();
+  restore_batch_norms(impl.model);
+  impl.group->poison(
+      Error(base::compose({.what = "a rank has left the scope of its Join with an exception",
+                           .where = fmt::format("rank {}/{}", impl.group->rank(), impl.group->world_size()),
+                           .hint = "look at the output of that rank"})));
 }
 
 }  // namespace lockstep

@@ -1,7 +1,6 @@
 #include "ddp/model.h"
 
 #include <algorithm>
-#include <cstring>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/control.h"
 #include "ddp/digest.h"
 
 namespace lockstep {
@@ -58,15 +58,9 @@ std::string describe(const std::string& what, const std::string& name, const at:
 }
 
 // Of every rank.
-std::vector<std::vector<std::string>> gather_lines(ProcessGroup& group, const std::string& text,
-                                                   const std::vector<int64_t>& lengths) {
-  const auto longest = *std::max_element(lengths.begin(), lengths.end());
-  auto bytes = at::zeros({longest}, at::kByte);
-  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+std::vector<std::vector<std::string>> gather_lines(ProcessGroup& group, const std::string& text) {
   std::vector<std::vector<std::string>> all;
-  const auto gathered = group.all_gather(bytes);
-  for (size_t rank = 0; rank < gathered.size(); ++rank) {
-    const std::string theirs(static_cast<const char*>(gathered[rank].data_ptr()), lengths[rank]);
+  for (const auto& theirs : comm::control_of(group).gather_texts("model check, all lines", text)) {
     auto& lines = all.emplace_back();
     for (size_t begin = 0; begin < theirs.size();) {
       const auto end = theirs.find('\n', begin);
@@ -98,19 +92,10 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
 void check_same_model(ProcessGroup& group, const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += line + '\n';
-  auto mine = at::empty({2}, at::kLong);
-  mine.data_ptr<int64_t>()[0] = digest(text.data(), text.size());
-  mine.data_ptr<int64_t>()[1] = static_cast<int64_t>(text.size());
-  const auto digests = group.all_gather(mine);
-  std::vector<int64_t> lengths;
-  bool same = true;
-  for (const auto& theirs : digests) {
-    same = same && theirs.equal(digests.front());
-    lengths.push_back(theirs.data_ptr<int64_t>()[1]);
-  }
-  if (same) return;
+  const auto digests = comm::control_of(group).gather("model check", digest(text.data(), text.size()));
+  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
 
-  const auto all = gather_lines(group, text, lengths);
+  const auto all = gather_lines(group, text);
   const auto& first = all.front();
   for (size_t rank = 1; rank < all.size(); ++rank) {
     const auto& theirs = all[rank];

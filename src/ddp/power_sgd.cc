@@ -11,6 +11,8 @@
 #include <lockstep/comm_hook.h>
 #include <lockstep/error.h>
 
+#include "comm/flatten.h"
+
 namespace lockstep::hooks {
 
 namespace {
@@ -58,16 +60,16 @@ class PowerSgd {
   CommResult operator()(GradBucket& bucket, ProcessGroup& group) {
     const bool plain = step_ < options_.start_step;
     if (bucket.is_last) ++step_;
-    if (plain) return average(bucket.buffer, bucket.participants, group);
+    if (plain) return average(bucket.buffer, bucket.mean, group);
     return compress(bucket, group);
   }
 
  private:
-  static CommResult average(at::Tensor tensor, int participants, ProcessGroup& group) {
+  static CommResult average(const at::Tensor& tensor, const Mean& mean, ProcessGroup& group) {
     auto work = group.all_reduce_async(tensor);
-    return [tensor, participants, work]() mutable {
+    return [tensor, mean, work]() mutable {
       work.wait();
-      return tensor.div_(participants);
+      return mean.divide(tensor);
     };
   }
 
@@ -101,23 +103,9 @@ class PowerSgd {
     return qs;
   }
 
-  // One tensor with room for all, and its parts.
-  static at::Tensor in_one(const std::vector<at::Tensor>& parts) {
-    std::vector<at::Tensor> flat;
-    for (const auto& part : parts) flat.push_back(part.reshape({-1}));
-    return at::cat(flat);
-  }
-  static void from_one(const at::Tensor& one, std::vector<at::Tensor>& parts) {
-    int64_t offset = 0;
-    for (auto& part : parts) {
-      part.copy_(one.narrow(0, offset, part.numel()).view(part.sizes()));
-      offset += part.numel();
-    }
-  }
-
   CommResult compress(GradBucket& bucket, ProcessGroup& group) {
     const auto matrices = matrices_of(bucket);
-    if (matrices.empty()) return average(bucket.buffer, bucket.participants, group);
+    if (matrices.empty()) return average(bucket.buffer, bucket.mean, group);
     auto& memory = memories_[bucket.index];
     std::vector<std::vector<int64_t>> shapes;
     for (const auto& gradient : bucket.gradients) shapes.push_back(gradient.sizes().vec());
@@ -144,7 +132,7 @@ class PowerSgd {
     at::Tensor rest_in_one;
     Work rest_work;
     if (!rest->empty()) {
-      rest_in_one = in_one(*rest);
+      rest_in_one = comm::flatten(*rest);
       rest_work = group.all_reduce_async(rest_in_one);
     }
 
@@ -153,26 +141,26 @@ class PowerSgd {
       ms.push_back(bucket.gradients[matrices[i].index].reshape({matrices[i].rows, matrices[i].columns}));
       ps.push_back(ms[i].mm(memory.qs[i]));
     }
-    auto all_p = in_one(ps);
+    auto all_p = comm::flatten(ps);
     group.all_reduce(all_p);
-    from_one(all_p.div_(bucket.participants), ps);
+    comm::unflatten(bucket.mean.divide(all_p), ps);
     for (size_t i = 0; i < matrices.size(); ++i) {
       orthonormalize(ps[i]);
       memory.qs[i] = ms[i].t().mm(ps[i]);
     }
-    auto all_q = in_one(memory.qs);
+    auto all_q = comm::flatten(memory.qs);
     auto work = group.all_reduce_async(all_q);
 
     return [this, bucket, matrices, ps, all_q, work, rest, rest_in_one, rest_work]() mutable {
       auto& kept = memories_[bucket.index];
       work.wait();
-      from_one(all_q.div_(bucket.participants), kept.qs);
+      comm::unflatten(bucket.mean.divide(all_q), kept.qs);
       for (size_t i = 0; i < matrices.size(); ++i) {
         auto& gradient = bucket.gradients[matrices[i].index];
         gradient.copy_(ps[i].mm(kept.qs[i].t()).view(gradient.sizes()));
       }
       rest_work.wait();
-      if (!rest->empty()) from_one(rest_in_one.div_(bucket.participants), *rest);
+      if (!rest->empty()) comm::unflatten(bucket.mean.divide(rest_in_one), *rest);
       // Nothing is lost of what was not compressed: the average is exact.
       if (kept.lost.defined() && bucket.takes_part) {
         kept.lost.sub_(bucket.buffer);

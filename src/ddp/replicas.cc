@@ -8,6 +8,8 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/control.h"
+#include "comm/flatten.h"
 #include "ddp/digest.h"
 
 namespace lockstep::ddp {
@@ -17,17 +19,10 @@ namespace {
 // Above, a call of its own costs less than the copies.
 constexpr size_t kLarge = size_t{256} << 10;
 
-void broadcast_together(ProcessGroup& group, std::vector<at::Tensor>& tensors, int root) {
-  std::vector<at::Tensor> pieces;
-  for (const auto& tensor : tensors) pieces.push_back(tensor.reshape({-1}));
-  auto flat = at::cat(pieces);
+void broadcast_together(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
+  const auto flat = comm::flatten(tensors);
   group.broadcast(flat, root);
-  if (group.rank() == root) return;
-  int64_t offset = 0;
-  for (auto& tensor : tensors) {
-    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
-    offset += tensor.numel();
-  }
+  if (group.rank() != root) comm::unflatten(flat, tensors);
 }
 
 }  // namespace
@@ -50,18 +45,18 @@ void broadcast_all(ProcessGroup& group, const NamedTensors& tensors, int root) {
 
 std::optional<Difference> first_difference(ProcessGroup& group, const NamedTensors& tensors) {
   const at::NoGradGuard no_grad;
-  auto mine = at::zeros({static_cast<int64_t>(tensors.size())}, at::kLong);
+  std::vector<int64_t> mine(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& tensor = tensors[i].second;
     if (!tensor.defined()) continue;
     const auto values = tensor.detach().to(at::kCPU).contiguous();
-    mine.data_ptr<int64_t>()[i] = digest(values.data_ptr(), values.nbytes());
+    mine[i] = digest(values.data_ptr(), values.nbytes());
   }
-  const auto digests = group.all_gather(mine);
+  const auto digests = comm::control_of(group).gather_lists("comparison of the replicas", mine);
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::string others;
     for (size_t rank = 1; rank < digests.size(); ++rank) {
-      if (digests[rank].data_ptr<int64_t>()[i] == digests[0].data_ptr<int64_t>()[i]) continue;
+      if (digests[rank][i] == digests[0][i]) continue;
       others += fmt::format("{}{}", others.empty() ? "" : ", ", rank);
     }
     if (!others.empty()) return Difference{tensors[i].first, others};

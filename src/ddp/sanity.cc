@@ -10,6 +10,7 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "comm/control.h"
 #include "comm/purpose.h"
 #include "ddp/digest.h"
 #include "ddp/replicas.h"
@@ -100,26 +101,22 @@ bool Sanity::after_pass(ProcessGroup& group, const NamedTensors& parameters, boo
 
 void Sanity::look(ProcessGroup& group, const NamedTensors& parameters, bool compare_parameters) {
   const comm::Purpose purpose("DDP checks (DdpOptions::checks)");
-  enum Word { kInputs, kParameters, kMoved, kWords };
-  auto mine = at::zeros({kWords}, at::kLong);
-  auto* const words = mine.data_ptr<int64_t>();
-  words[kInputs] = inputs_;
-  if (compare_parameters && !warned_of_parameters_ && passes_ > 1)
-    words[kParameters] = digest_of_all(parameters);
-  double distance = std::nan("");
+  struct Observed {
+    int64_t inputs = 0, parameters = 0;  // digests; 0: unknown
+    double moved = std::nan("");
+  } mine;
+  mine.inputs = inputs_;
+  if (compare_parameters && !warned_of_parameters_ && passes_ > 1) mine.parameters = digest_of_all(parameters);
   if (probe_.before.defined()) {
     const auto now = bytes_in_order(parameters[probe_.index].second);
-    distance = (now - probe_.before).to(at::kDouble).norm().item<double>();
+    mine.moved = (now - probe_.before).to(at::kDouble).norm().item<double>();
   }
-  std::memcpy(&words[kMoved], &distance, sizeof distance);
-
   std::vector<int64_t> inputs, digests;
   std::vector<double> moved;
-  for (const auto& theirs : group.all_gather(mine)) {
-    const auto* const their_words = theirs.data_ptr<int64_t>();
-    inputs.push_back(their_words[kInputs]);
-    digests.push_back(their_words[kParameters]);
-    std::memcpy(&moved.emplace_back(), &their_words[kMoved], sizeof(double));
+  for (const auto& theirs : comm::control_of(group).gather("DDP checks", mine)) {
+    inputs.push_back(theirs.inputs);
+    digests.push_back(theirs.parameters);
+    moved.push_back(theirs.moved);
   }
   // From here on all ranks know the same, and do the same.
   if (all_equal_and_known(inputs)) {

@@ -19,6 +19,8 @@
 #include <lockstep/sync_batch_norm.h>
 
 #include "base/error_text.h"
+#include "comm/control.h"
+#include "comm/generation.h"
 #include "comm/purpose.h"
 #include "ddp/model.h"
 #include "ddp/sync_statistics.h"
@@ -172,21 +174,29 @@ void check(const Layer& layer) {
 
 }  // namespace
 
-SyncGroup::SyncGroup(ProcessGroup& group)
-    : all_([&] {
-        std::vector<int> ranks(group.world_size());
-        std::iota(ranks.begin(), ranks.end(), 0);
-        return group.new_group(ranks);
-      }()),
-      present_(all_) {}
+SyncGroup::SyncGroup(std::shared_ptr<ProcessGroup> parent) : parent_(std::move(parent)) { follow_parent(); }
+
+void SyncGroup::follow_parent() {
+  const auto generation = comm::generation_number(*parent_);
+  if (generation == made_for_) return;
+  std::vector<int> ranks(parent_->world_size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  all_ = parent_->new_group(ranks);
+  present_ = all_;
+  made_for_ = generation;
+}
+
+const std::shared_ptr<ProcessGroup>& SyncGroup::present() {
+  follow_parent();
+  return present_;
+}
 
 void SyncGroup::regroup(bool has_input) {
-  auto flags = at::zeros({all_->world_size()}, at::kByte);
-  flags.data_ptr<uint8_t>()[all_->rank()] = has_input ? 1 : 0;
-  all_->all_reduce(flags, ReduceOp::Max);
+  follow_parent();
+  const auto with_input = comm::control_of(*all_).gather<char>("SyncBatchNorm, who has input", has_input ? 1 : 0);
   std::vector<int> ranks;
   for (int rank = 0; rank < all_->world_size(); ++rank) {
-    if (flags.data_ptr<uint8_t>()[rank] != 0) ranks.push_back(rank);
+    if (with_input[rank] != 0) ranks.push_back(rank);
   }
   if (ranks.empty()) return;
   if (auto group = all_->new_group(ranks)) present_ = std::move(group);
@@ -227,7 +237,7 @@ void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
     ddp::check_same_model(*group, lines);
     if (layers.empty()) return;
     ddp::take_over_operator();
-    with = std::make_shared<ddp::SyncGroup>(*group);
+    with = std::make_shared<ddp::SyncGroup>(group);
   }
   for (const auto& layer : layers) {
     ddp::registry().set(layer.running_mean, {layer.module, with});

@@ -22,17 +22,22 @@ namespace lockstep::ddp {
 class SyncGroup {
  public:
   // All ranks of the group must call it.
-  explicit SyncGroup(ProcessGroup& group);
+  explicit SyncGroup(std::shared_ptr<ProcessGroup> parent);
 
-  // Those that have input. A backward pass must use the group that its forward pass did.
-  const std::shared_ptr<ProcessGroup>& present() const { return present_; }
+  // Those that have input. A backward pass must use the group that its forward pass did. All ranks must call
+  // it first after the parent has got another generation: the groups are made anew then.
+  const std::shared_ptr<ProcessGroup>& present();
   // All ranks must call it, when any of them has run out of input.
   void regroup(bool has_input);
   // All have input again.
   void restore() { present_ = all_; }
 
  private:
-  const std::shared_ptr<ProcessGroup> all_;
+  void follow_parent();
+
+  const std::shared_ptr<ProcessGroup> parent_;
+  uint64_t made_for_ = 0;  // the parent's generation
+  std::shared_ptr<ProcessGroup> all_;
   std::shared_ptr<ProcessGroup> present_;
 };
 

@@ -6,10 +6,11 @@
 
 #include "base/deadline.h"
 #include "base/error_text.h"
-#include "comm/foreign_store.h"
 #include "comm/group.h"
-#include "comm/rendezvous.h"
-#include "shm/backend.h"
+#include "groups/make_group.h"
+#include "rendezvous/foreign_store.h"
+#include "rendezvous/meet.h"
+#include "shm_c10d/backend.h"
 
 namespace lockstep {
 
@@ -29,7 +30,7 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
   }
   auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, world_size, timeout, "c10d group");
   endpoint->connect_in_background();
-  return c10::make_intrusive<shm::Backend>(std::move(endpoint));
+  return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint));
 }
 
 std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend> backend,
@@ -46,19 +47,15 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->rank = backend->getRank();
   impl->world_size = backend->getSize();
   impl->timeout = timeout;
-  impl->native = dynamic_cast<comm::Native*>(backend.get());
-  // What a name stands for here: how the gaps of a backend are filled, and what subgroups are made of.
-  impl->backend = impl->native != nullptr ? "shm" : "gloo";
-  const auto keys = c10::make_intrusive<comm::KeyStore>(
-      std::make_shared<comm::ForeignStore>(std::move(store), impl->rank), "lockstep", timeout);
-  impl->ranks = comm::meet(*keys, comm::facts_of_this_process(impl->rank, impl->world_size), deadline);
-  impl->placement = comm::placement_of(impl->rank, impl->ranks);
+  const auto keys = c10::make_intrusive<rendezvous::KeyStore>(
+      std::make_shared<rendezvous::ForeignStore>(std::move(store), impl->rank), "lockstep", timeout);
+  impl->ranks = rendezvous::meet(*keys, rendezvous::facts_of_this_process(impl->rank, impl->world_size), deadline);
+  impl->placement = rendezvous::placement_of(impl->rank, impl->ranks);
   impl->watch.emplace(impl->rank, impl->ranks);
   impl->store = keys;
   impl->store_holders = impl->world_size;
-  impl->c10d = std::move(backend);
-  impl->agreement = comm::Agreement::over(*impl->c10d, impl->rank, impl->world_size);
-  comm::leave(*keys, impl->rank, impl->world_size, deadline);
+  groups::adopt_backend(*impl, std::move(backend));
+  rendezvous::leave(*keys, impl->rank, impl->world_size, deadline);
   return std::make_shared<ProcessGroup>(std::move(impl));
 }
 

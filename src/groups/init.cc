@@ -12,18 +12,18 @@
 #include "base/net.h"
 #include "base/note.h"
 #include "base/uncaught.h"
-#include "comm/environment.h"
-#include "comm/rendezvous.h"
-#include "comm/store.h"
-#include "comm/tune.h"
 #include "groups/make_group.h"
 #include "groups/seed.h"
+#include "groups/tune.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/meet.h"
+#include "rendezvous/open_store.h"
 
 namespace lockstep {
 
 namespace {
 
-using namespace comm;
+using namespace rendezvous;
 using namespace groups;
 
 struct Default {
@@ -88,7 +88,7 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   }
   if (identity.world_size == 1) {
-    tune_process(0, {facts_of_this_process(0, 1)});
+    if (options.tune) tune_process(0, {facts_of_this_process(0, 1)});
     return make_world_of_one(options.timeout);
   }
 
@@ -101,10 +101,10 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
   mine.backend = wanted;
   mine.own_seed = unseeded_generator();
-  if (wanted == "auto" || wanted == "shm") mine.no_shm = why_no_shm();
+  if (may_be_shm(wanted)) mine.no_shm = why_no_shm();
   const auto ranks = meet(*store, mine, deadline);
   const auto backend = choose_backend(wanted, ranks);
-  tune_process(identity.rank, ranks);
+  if (options.tune) tune_process(identity.rank, ranks);
   share_seed(ranks);
   auto group = make_group("the default group", backend, identity.rank, ranks, placement_by(identity, ranks),
                           {store, identity.world_size}, deadline);

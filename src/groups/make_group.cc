@@ -13,16 +13,22 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "base/net.h"
+#include "comm/diagnose.h"
 #include "comm/failure.h"
-#include "comm/rendezvous.h"
-#include "compat/gloo.h"
-#include "shm/backend.h"
+#include "comm/single.h"
+#include "comm/store_control.h"
+#include "gloo/make_gloo.h"
+#include "gloo/transport.h"
+#include "rendezvous/meet.h"
+#include "shm/control.h"
+#include "shm_c10d/backend.h"
 
 namespace lockstep::groups {
 
 namespace {
 
 using namespace comm;
+using namespace rendezvous;
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 20ms;
@@ -49,6 +55,28 @@ std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
                              "can reach"}));
 }
 
+// Shared memory carries the data and the control channel.
+void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endpoint) {
+  attach_control(group, std::make_unique<shm::Control>(shm::Endpoint::control_lane_of(*endpoint)));
+  group.make_c10d = [endpoint] {
+    endpoint->add_owner();
+    return c10::make_intrusive<shm_c10d::Backend>(endpoint);
+  };
+  // The group owns the endpoint's work, not its memory: a call under way may outlive the group.
+  group.transport = {endpoint.get(), [endpoint](comm::Transport*) { endpoint->retire(); }};
+}
+
+// A c10d backend carries the data, the store the control channel.
+template <class Transport>
+void use_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
+  auto transport = std::make_shared<Transport>(group, std::move(backend));
+  auto control = std::make_unique<StoreControl>(group, [raw = transport.get()] { return raw->calls(); });
+  transport->watch_control(*control);
+  group.make_c10d = [raw = transport.get()] { return raw->backend(); };
+  group.transport = std::move(transport);
+  attach_control(group, std::move(control));
+}
+
 std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
   return std::make_shared<ProcessGroup>(std::move(impl));
 }
@@ -58,11 +86,9 @@ void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
     auto endpoint = std::make_shared<shm::Endpoint>(group.store->for_backend(deadline), group.rank,
                                                     group.world_size, group.timeout, group.name);
     endpoint->connect();
-    auto backend = c10::make_intrusive<shm::Backend>(std::move(endpoint));
-    group.native = backend.get();
-    group.c10d = std::move(backend);
+    use_endpoint(group, std::move(endpoint));
   } catch (...) {
-    throw_failure(group, {.number = 0, .what = "connecting the ranks"});
+    throw_failure(group);
   }
 }
 
@@ -72,7 +98,7 @@ void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
     // Gloo connects to one peer after the other, and has a timeout for each.
     auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
                                        world_size = group.world_size, timeout = group.timeout, address] {
-      auto gloo = compat::make_gloo(store, rank, world_size, timeout, address);
+      auto gloo = gloo::make_gloo(store, rank, world_size, timeout, address);
       // Gloo takes a peer for connected when the kernel does. A rank that left now would close connections
       // that a slower peer has not looked at yet, and fail it.
       gloo->barrier()->wait();
@@ -82,10 +108,13 @@ void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
       if (deadline.expired()) throw std::runtime_error("timed out");
       if (is_hopeless(group)) throw std::runtime_error("connecting was given up");
     }
-    group.c10d = connecting.get();
-    group.agreement = Agreement::over(*group.c10d, group.rank, group.world_size);
+    use_backend<gloo::Transport>(group, connecting.get());
   } catch (...) {
-    throw_failure(group, {.number = 0, .what = fmt::format("connecting the ranks (from {})", address)});
+    try {
+      throw_diagnosis(group, fmt::format("connecting the ranks (from {})", address), 0);
+    } catch (...) {
+      throw_failure(group);
+    }
   }
 }
 
@@ -122,68 +151,18 @@ void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::ve
 
 }  // namespace
 
-std::string wanted_backend(const std::string& option) {
-  const auto variable = option == "auto" ? base::env_string("LOCKSTEP_BACKEND") : std::nullopt;
-  const auto wanted = variable.value_or(option);
-  std::string why;
-  if (wanted == "auto" || wanted == "shm") return wanted;
-  if (wanted == "gloo") {
-    if (compat::has_gloo()) return wanted;
-    why = "this LibTorch was built without Gloo";
-  } else if (wanted == "hybrid" || wanted == "nccl") {
-    why = "this build of lockstep does not have it";
-  } else {
-    why = "no backend has this name";
-  }
-  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" is not available", wanted),
-                                  .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
-                                  .evidence = why + "; there is: shm" + (compat::has_gloo() ? ", gloo" : ""),
-                                  .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it"
-                                                   : "leave InitOptions::backend at \"auto\""}));
-}
-
-std::string why_no_shm() {
-  try {
-    shm::Segment::create("lockstep-probe", shm::Segment::kTableBytes);
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
-std::string choose_backend(const std::string& wanted, const std::vector<RankFacts>& ranks) {
-  if (wanted == "gloo") return wanted;
-  std::string obstacle;
-  if (ranks.size() > shm::kMaxWorld) {
-    obstacle =
-        fmt::format("there are {} ranks, and shared memory joins at most {}", ranks.size(), shm::kMaxWorld);
-  }
-  for (const auto& other : ranks) {
-    if (!obstacle.empty()) break;
-    if (other.machine != ranks[0].machine) {
-      obstacle = fmt::format("{} and {} are not on one machine", ranks[0].describe(), other.describe());
-    } else if (!other.no_shm.empty()) {
-      obstacle = fmt::format("{} cannot share memory: {}", other.describe(), other.no_shm);
-    }
-  }
-  if (obstacle.empty()) return "shm";
-  if (wanted == "auto" && compat::has_gloo()) {
-    base::log_debug("not shm, but gloo: {}", obstacle);
-    return "gloo";
-  }
-  throw UsageError(
-      base::compose({.what = fmt::format("backend \"{}\" cannot join these ranks", wanted),
-                     .evidence = obstacle,
-                     .hint = compat::has_gloo() ? "use backend \"gloo\" or \"auto\""
-                                                : "use a LibTorch with Gloo, such as Debian's"}));
-}
-
 std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout) {
   auto impl = std::make_shared<ProcessGroup::Impl>();
   impl->name = "world of one";
   impl->backend = "single";
   impl->timeout = timeout;
   impl->ranks = {facts_of_this_process(0, 1)};
+  impl->transport = std::make_shared<SingleTransport>();
+  attach_control(*impl, std::make_unique<SingleControl>());
+  impl->make_c10d = [timeout, made = c10::intrusive_ptr<c10d_backend>()]() mutable {
+    if (!made) made = make_c10d_backend("shm", c10::make_intrusive<c10d::HashStore>(), 0, 1, timeout);
+    return made;
+  };
   return wrap(std::move(impl));
 }
 
@@ -201,17 +180,13 @@ std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& ba
   impl->watch.emplace(rank, impl->ranks);
   impl->store = std::move(store.keys);
   impl->store_holders = store.holders;
-  if (backend == "shm") {
-    connect_shm(*impl, deadline);
-  } else {
-    connect_gloo(*impl, deadline);
-  }
+  (backend == "shm" ? connect_shm : connect_gloo)(*impl, deadline);
   base::log_debug("{}: rank {} of {}, backend {}", impl->name, rank, impl->world_size, backend);
   return wrap(std::move(impl));
 }
 
 std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks) {
-  refuse_if_poisoned(parent);
+  refuse_if_failed(parent);
   const auto members = checked_members(parent, ranks);
   if (parent.world_size == 1) return make_world_of_one(parent.timeout);
 
@@ -238,12 +213,27 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
   return group;
 }
 
-c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {
-  if (!group.c10d) {
-    comm::refuse_if_poisoned(const_cast<ProcessGroup::Impl&>(group));
-    group.c10d = make_c10d_backend("shm", c10::make_intrusive<c10d::HashStore>(), 0, 1, group.timeout);
+void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
+  if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(backend.get())) {
+    auto endpoint = ours->endpoint();
+    endpoint->await_connection();
+    endpoint->add_owner();
+    use_endpoint(group, std::move(endpoint));
+    group.make_c10d = [backend] { return backend; };
+    group.backend = "shm";
+  } else if (gloo::is_gloo(*backend)) {
+    use_backend<gloo::Transport>(group, std::move(backend));
+    group.backend = "gloo";
+  } else {
+    // What subgroups are made of.
+    use_backend<foreign::Transport>(group, std::move(backend));
+    group.backend = "gloo";
   }
-  return group.c10d;
+}
+
+c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {
+  comm::refuse_if_failed(group);
+  return group.make_c10d();
 }
 
 }  // namespace lockstep::groups

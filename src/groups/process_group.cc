@@ -1,15 +1,16 @@
-// The public face of a group: each call goes to comm/collectives.h or, when it blocks, comm/blocking.h.
+// The public face of a group: every call is described (comm/collectives.h) and run or started (comm/work.h).
 #include <ATen/ATen.h>
 
 #include <lockstep/process_group.h>
 
-#include "comm/blocking.h"
 #include "comm/collectives.h"
 #include "comm/failure.h"
 #include "comm/group.h"
 #include "groups/make_group.h"
 
 namespace lockstep {
+
+using comm::Returns;
 
 ProcessGroup::ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ProcessGroup::~ProcessGroup() = default;
@@ -22,79 +23,101 @@ int ProcessGroup::node_rank() const { return impl_->placement.node_rank; }
 int ProcessGroup::num_nodes() const { return impl_->placement.num_nodes; }
 const std::string& ProcessGroup::backend() const { return impl_->backend; }
 
-Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) {
-  return comm::all_reduce(impl_, tensor, op);
+// Whether a blocking call must own its memory all the same.
+static Returns here(const ProcessGroup::Impl& group) {
+  return group.transport->needs_owners() ? Returns::AtOnce : Returns::WhenComplete;
 }
-Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int root) {
-  return comm::broadcast(impl_, tensor, root);
-}
-Work ProcessGroup::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) {
-  return comm::reduce(impl_, tensor, root, op);
-}
-Work ProcessGroup::all_gather_async(const at::Tensor& tensor) { return comm::all_gather(impl_, tensor); }
-Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input) {
-  return comm::all_gather_into_tensor(impl_, output, input);
-}
-Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                               ReduceOp op) {
-  return comm::reduce_scatter_tensor(impl_, output, input, op);
-}
-Work ProcessGroup::gather_async(const at::Tensor& tensor, int root) {
-  return comm::gather(impl_, tensor, root);
-}
-Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
-  return comm::scatter(impl_, output, inputs, root);
-}
-Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input) {
-  return comm::all_to_all_single(impl_, output, input);
-}
-Work ProcessGroup::send_async(const at::Tensor& tensor, int to, int tag) {
-  return comm::send(impl_, tensor, to, tag);
-}
-Work ProcessGroup::recv_async(const at::Tensor& tensor, int from, int tag) {
-  return comm::recv(impl_, tensor, from, tag);
-}
-Work ProcessGroup::barrier_async() { return comm::barrier(impl_); }
 
-// A blocking call needs no Work where the backend is our own.
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  if (!comm::all_reduce_now(*impl_, tensor, op)) all_reduce_async(tensor, op).wait();
+  auto call = comm::all_reduce(*impl_, here(*impl_), tensor, op);
+  comm::run(*impl_, call);
 }
 void ProcessGroup::broadcast(const at::Tensor& tensor, int root) {
-  if (!comm::broadcast_now(*impl_, tensor, root)) broadcast_async(tensor, root).wait();
+  auto call = comm::broadcast(*impl_, here(*impl_), tensor, root);
+  comm::run(*impl_, call);
 }
 void ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOp op) {
-  reduce_async(tensor, root, op).wait();
+  auto call = comm::reduce(*impl_, here(*impl_), tensor, root, op);
+  comm::run(*impl_, call);
 }
 std::vector<at::Tensor> ProcessGroup::all_gather(const at::Tensor& tensor) {
-  return all_gather_async(tensor).result();
+  auto call = comm::all_gather(*impl_, here(*impl_), tensor);
+  comm::run(*impl_, call);
+  return std::move(call.result);
 }
 void ProcessGroup::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) {
-  if (!comm::all_gather_now(*impl_, output, input)) all_gather_into_tensor_async(output, input).wait();
+  auto call = comm::all_gather_into_tensor(*impl_, here(*impl_), output, input);
+  comm::run(*impl_, call);
 }
 void ProcessGroup::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  if (!comm::reduce_scatter_now(*impl_, output, input, op))
-    reduce_scatter_tensor_async(output, input, op).wait();
+  auto call = comm::reduce_scatter_tensor(*impl_, here(*impl_), output, input, op);
+  comm::run(*impl_, call);
 }
 std::vector<at::Tensor> ProcessGroup::gather(const at::Tensor& tensor, int root) {
-  return gather_async(tensor, root).result();
+  auto call = comm::gather(*impl_, here(*impl_), tensor, root);
+  comm::run(*impl_, call);
+  return std::move(call.result);
 }
 void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
-  scatter_async(output, inputs, root).wait();
+  auto call = comm::scatter(*impl_, here(*impl_), output, inputs, root);
+  comm::run(*impl_, call);
 }
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input) {
-  all_to_all_single_async(output, input).wait();
+  auto call = comm::all_to_all_single(*impl_, here(*impl_), output, input);
+  comm::run(*impl_, call);
 }
-void ProcessGroup::send(const at::Tensor& tensor, int to, int tag) { send_async(tensor, to, tag).wait(); }
-void ProcessGroup::recv(const at::Tensor& tensor, int from, int tag) { recv_async(tensor, from, tag).wait(); }
+void ProcessGroup::send(const at::Tensor& tensor, int to, int tag) {
+  auto call = comm::send(*impl_, here(*impl_), tensor, to, tag);
+  comm::run(*impl_, call);
+}
+void ProcessGroup::recv(const at::Tensor& tensor, int from, int tag) {
+  auto call = comm::recv(*impl_, here(*impl_), tensor, from, tag);
+  comm::run(*impl_, call);
+}
 void ProcessGroup::barrier() {
-  if (!comm::barrier_now(*impl_)) barrier_async().wait();
+  auto call = comm::barrier();
+  comm::run(*impl_, call);
 }
 
-void ProcessGroup::poison(const Error& why) { comm::poison(*impl_, why); }
+Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) {
+  return comm::start(impl_, comm::all_reduce(*impl_, Returns::AtOnce, tensor, op));
+}
+Work ProcessGroup::broadcast_async(const at::Tensor& tensor, int root) {
+  return comm::start(impl_, comm::broadcast(*impl_, Returns::AtOnce, tensor, root));
+}
+Work ProcessGroup::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) {
+  return comm::start(impl_, comm::reduce(*impl_, Returns::AtOnce, tensor, root, op));
+}
+Work ProcessGroup::all_gather_async(const at::Tensor& tensor) {
+  return comm::start(impl_, comm::all_gather(*impl_, Returns::AtOnce, tensor));
+}
+Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input) {
+  return comm::start(impl_, comm::all_gather_into_tensor(*impl_, Returns::AtOnce, output, input));
+}
+Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  return comm::start(impl_, comm::reduce_scatter_tensor(*impl_, Returns::AtOnce, output, input, op));
+}
+Work ProcessGroup::gather_async(const at::Tensor& tensor, int root) {
+  return comm::start(impl_, comm::gather(*impl_, Returns::AtOnce, tensor, root));
+}
+Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
+  return comm::start(impl_, comm::scatter(*impl_, Returns::AtOnce, output, inputs, root));
+}
+Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input) {
+  return comm::start(impl_, comm::all_to_all_single(*impl_, Returns::AtOnce, output, input));
+}
+Work ProcessGroup::send_async(const at::Tensor& tensor, int to, int tag) {
+  return comm::start(impl_, comm::send(*impl_, Returns::AtOnce, tensor, to, tag));
+}
+Work ProcessGroup::recv_async(const at::Tensor& tensor, int from, int tag) {
+  return comm::start(impl_, comm::recv(*impl_, Returns::AtOnce, tensor, from, tag));
+}
+Work ProcessGroup::barrier_async() { return comm::start(impl_, comm::barrier()); }
+
+void ProcessGroup::poison(const Error& why) { comm::end_group(*impl_, why); }
 
 at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::TensorOptions options) {
-  return impl_->native != nullptr ? impl_->native->empty(sizes, options) : at::empty(sizes, options);
+  return impl_->transport->allocate(sizes, options);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {

@@ -31,7 +31,7 @@ uint64_t unseeded_generator() {
   return seed == seed_when_loaded && seed > kLargestWritten ? seed : 0;
 }
 
-void share_seed(const std::vector<comm::RankFacts>& ranks) {
+void share_seed(const std::vector<rendezvous::RankFacts>& ranks) {
   const auto first = ranks.front().own_seed;
   const bool all_unseeded =
       std::none_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.own_seed == 0; });

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/machines.h"
+#include "rendezvous/machines.h"
 
 namespace lockstep::groups {
 
@@ -12,6 +12,6 @@ namespace lockstep::groups {
 uint64_t unseeded_generator();
 
 // If no rank's program has seeded, and the seeds differ, all ranks take one that follows from rank 0's.
-void share_seed(const std::vector<comm::RankFacts>& ranks);
+void share_seed(const std::vector<rendezvous::RankFacts>& ranks);
 
 }  // namespace lockstep::groups

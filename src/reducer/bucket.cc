@@ -14,6 +14,14 @@ int64_t padded(int64_t elements, int64_t element_bytes) {
   return (elements + unit - 1) / unit * unit;
 }
 
+void copy_scaled(at::Tensor view, const at::Tensor& gradient, double factor) {
+  if (factor == 1) {
+    view.copy_(gradient);
+  } else {
+    at::mul_out(view, gradient, at::scalar_tensor(factor, gradient.options()));
+  }
+}
+
 }  // namespace
 
 Bucket::Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<size_t> members, bool sparse)
@@ -41,6 +49,56 @@ Bucket::Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<si
 bool Bucket::holds(size_t slot, const at::Tensor& gradient) const {
   const auto& view = views_[slot];
   return gradient.data_ptr() == view.data_ptr() && gradient.strides() == view.strides();
+}
+
+void Bucket::take_in(size_t slot, const at::Tensor& parameter, bool as_view, double factor) {
+  if (sparse_) return;
+  auto& gradient = parameter.mutable_grad();
+  const auto& view = views_[slot];
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  if (holds(slot, gradient)) {
+    if (factor != 1) gradient.mul_(factor);
+    return;
+  }
+  copy_scaled(view, gradient, factor);
+  if (as_view) gradient = view.data();  // a tensor of its own on this memory: the user may do anything to it
+}
+
+void Bucket::hand_out(size_t slot, const at::Tensor& parameter, bool as_view) const {
+  if (sparse_) return;
+  auto& gradient = parameter.mutable_grad();
+  const auto& view = views_[slot];
+  if (as_view) {
+    if (!gradient.defined() || !holds(slot, gradient)) gradient = view.data();
+  } else if (gradient.defined()) {
+    gradient.copy_(view);
+  } else {
+    gradient = view.clone();
+  }
+}
+
+at::Tensor Bucket::lend(size_t slot, const at::Tensor& parameter, double factor) {
+  if (sparse_) return {};
+  const auto& gradient = parameter.grad();
+  const auto& view = views_[slot];
+  if (!gradient.defined()) {
+    view.zero_();
+    return {};
+  }
+  if (!holds(slot, gradient)) {
+    copy_scaled(view, gradient, factor);
+    return {};
+  }
+  auto lent = gradient.clone();
+  copy_scaled(view, lent, factor);
+  return lent;
+}
+
+void Bucket::restore(size_t slot, const at::Tensor& lent) {
+  if (lent.defined()) views_[slot].copy_(lent);
 }
 
 }  // namespace lockstep::reducer

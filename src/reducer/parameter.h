@@ -11,7 +11,7 @@ namespace lockstep::reducer {
 struct Parameter {
   std::string name;
   at::Tensor tensor;
-  bool sparse = false;  // its gradients will be
+  bool sparse = false;  // its gradients are expected to be
   // As they were when it was registered here.
   at::ScalarType dtype = tensor.scalar_type();
   at::Device device = tensor.device();

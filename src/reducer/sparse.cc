@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/control.h"
+
 namespace lockstep::reducer {
 
 namespace {
@@ -27,31 +29,40 @@ at::Tensor with_room(const at::Tensor& tensor, int64_t dim, int64_t room) {
 
 }  // namespace
 
-SparseExchange::SparseExchange(ProcessGroup& group, const at::Tensor& gradient, const at::Tensor& parameter)
-    : group_(group), gradient_(gradient.defined() ? gradient.coalesce() : nothing_like(parameter)) {
-  counts_ = group_.all_gather_async(at::full({1}, gradient_._nnz(), at::kLong));
+SparseExchange::SparseExchange(const at::Tensor& gradient, const at::Tensor& parameter)
+    : gradient_(gradient.defined() ? gradient.coalesce() : nothing_like(parameter)) {}
+
+int64_t SparseExchange::rows() const { return gradient_._nnz(); }
+
+void SparseExchange::start(ProcessGroup& group, std::vector<int64_t> rows) {
+  rows_ = std::move(rows);
+  const auto most = *std::max_element(rows_.begin(), rows_.end());
+  if (most == 0) return;
+  // Tensors of one size can be gathered: those with fewer rows are filled up.
+  indices_ = group.all_gather_async(with_room(gradient_.indices(), 1, most));
+  values_ = group.all_gather_async(with_room(gradient_.values(), 0, most));
 }
 
-at::Tensor SparseExchange::finish(int participants) {
-  std::vector<int64_t> counts;
-  for (const auto& count : counts_.result()) counts.push_back(count.item<int64_t>());
-  const auto most = *std::max_element(counts.begin(), counts.end());
-  if (most == 0) return gradient_;
-
-  // Tensors of one size can be gathered: those with fewer rows are filled up.
-  auto indices = group_.all_gather_async(with_room(gradient_.indices(), 1, most));
-  auto values = group_.all_gather_async(with_room(gradient_.values(), 0, most));
-  auto all_indices = indices.result();
-  auto all_values = values.result();
-  for (size_t rank = 0; rank < counts.size(); ++rank) {
-    all_indices[rank] = all_indices[rank].narrow(1, 0, counts[rank]);
-    all_values[rank] = all_values[rank].narrow(0, 0, counts[rank]);
+at::Tensor SparseExchange::finish(const Mean& mean) {
+  auto all_indices = indices_.result();
+  auto all_values = values_.result();
+  if (all_indices.empty()) return gradient_;
+  for (size_t rank = 0; rank < rows_.size(); ++rank) {
+    all_indices[rank] = all_indices[rank].narrow(1, 0, rows_[rank]);
+    all_values[rank] = all_values[rank].narrow(0, 0, rows_[rank]);
   }
   // Coalescing adds up what rows have in common, in the order of the ranks.
   auto sum =
       at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), gradient_.sizes()).coalesce();
-  sum.values().div_(participants);
+  mean.divide(sum.values());
   return sum;
+}
+
+at::Tensor average_sparse(ProcessGroup& group, const at::Tensor& gradient, const at::Tensor& parameter,
+                          const Mean& mean) {
+  SparseExchange exchange(gradient, parameter);
+  exchange.start(group, comm::control_of(group).gather("sparse gradient, rows", exchange.rows()));
+  return exchange.finish(mean);
 }
 
 }  // namespace lockstep::reducer

@@ -1,25 +1,37 @@
-// Averages a sparse gradient, whose ranks have different rows.
+// Averages a sparse gradient, of which each rank has other rows.
 #pragma once
+
+#include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/mean.h>
 #include <lockstep/process_group.h>
 
 namespace lockstep::reducer {
 
-// In two steps, so that the first can travel while the backward pass goes on. All ranks must do both in the
-// same order among the group's other calls.
+// In three steps: all ranks learn how many rows each has (over the control channel), gather indices and
+// values, and add them up. All ranks must make the same calls in the same order.
 class SparseExchange {
  public:
   // `gradient`: this rank's, sparse; undefined for none. `parameter`: what it is the gradient of.
-  SparseExchange(ProcessGroup& group, const at::Tensor& gradient, const at::Tensor& parameter);
-  // The sum over all ranks divided by `participants`, coalesced.
-  at::Tensor finish(int participants);
+  SparseExchange(const at::Tensor& gradient, const at::Tensor& parameter);
+
+  int64_t rows() const;
+  // Starts gathering. `rows`: of each rank.
+  void start(ProcessGroup& group, std::vector<int64_t> rows);
+  // The mean over the ranks, coalesced.
+  at::Tensor finish(const Mean& mean);
 
  private:
-  ProcessGroup& group_;
   at::Tensor gradient_;  // coalesced
-  Work counts_;
+  std::vector<int64_t> rows_;
+  Work indices_, values_;
 };
+
+// All three steps for one gradient.
+at::Tensor average_sparse(ProcessGroup& group, const at::Tensor& gradient, const at::Tensor& parameter,
+                          const Mean& mean);
 
 }  // namespace lockstep::reducer

@@ -62,25 +62,25 @@ Range part_of(int rank, int world, size_t length) {
 bool reduce_next(Board& board, Call& call) {
   if (call.reduced == call.rounds) return false;
   const uint64_t round = call.first_round + call.reduced;
-  if (!board.all_reached(&Control::staged, round + 1)) return false;
+  if (!board.all_reached(&RankWords::staged, round + 1)) return false;
   const int world = board.world_size();
   const auto part = part_of(board.rank(), world, chunk_length(call, call.reduced));
   if (part.from < part.to) {
     ConstPointers sources;
     for (int rank = 0; rank < world; ++rank) sources.push_back(board.staging(rank, round) + part.from);
     void* const result = board.staging(board.rank(), round) + part.from;
-    call.request.kernel(&result, 1, sources.data(), world,
+    call.kernel(&result, 1, sources.data(), world,
                         (part.to - part.from) / c10::elementSize(call.request.dtype), world);
   }
   ++call.reduced;
-  board.raise(&Control::reduced, round + 1);
+  board.raise(&RankWords::reduced, round + 1);
   return true;
 }
 
 bool copy_out_next(Board& board, Call& call) {
   if (call.pulled == call.rounds) return false;
   const uint64_t round = call.first_round + call.pulled;
-  if (!board.all_reached(&Control::reduced, round + 1)) return false;
+  if (!board.all_reached(&RankWords::reduced, round + 1)) return false;
   const int world = board.world_size();
   auto* target = call.request.take[0].data + call.pulled * call.round_bytes;
   for (int step = 0; step < world; ++step) {
@@ -91,7 +91,7 @@ bool copy_out_next(Board& board, Call& call) {
     }
   }
   ++call.pulled;
-  board.raise(&Control::pulled, round + 1);
+  board.raise(&RankWords::pulled, round + 1);
   return true;
 }
 
@@ -109,9 +109,9 @@ bool step_claims(Board& board, Call& call, Effort effort) {
   bool moved = false;
   Pointers tensors;
   // Says who is to blame when a chunk is taken and never done.
-  auto& working = board.control(board.rank()).working.value;
+  auto& working = board.words(board.rank()).working.value;
   while (call.claimed < share && count_in(claims.taken.value.load(), call.number) < chunks) {
-    board.refuse_tainted();  // who has failed wants no more results
+    board.refuse_failed_peers();  // who has failed wants no more results
     working.store(call.number + 1, std::memory_order_release);
     const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
     if (chunk >= chunks) break;
@@ -119,14 +119,14 @@ bool step_claims(Board& board, Call& call, Effort effort) {
     moved = true;
     if (tensors.empty()) {
       for (int rank = 0; rank < world; ++rank) {
-        tensors.push_back(board.segment(rank).at(board.call(rank, call.number).call.offset, bytes));
+        tensors.push_back(board.memory(rank).at(board.call(rank, call.number).call.offset, bytes));
       }
     }
     const size_t from = chunk * size;
     const size_t length = std::min(size, bytes - from);
     Pointers here;
     for (void* tensor : tensors) here.push_back(static_cast<std::byte*>(tensor) + from);
-    request.kernel(here.data(), world, here.data(), world, length / c10::elementSize(request.dtype), world);
+    call.kernel(here.data(), world, here.data(), world, length / c10::elementSize(request.dtype), world);
     if (count_up(claims.done.value, call.number, chunks) + 1 == chunks) board.ring_all();
   }
   working.store(0, std::memory_order_release);

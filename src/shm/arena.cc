@@ -14,7 +14,9 @@ namespace lockstep::shm {
 namespace {
 
 constexpr size_t kSmallAlignment = 64;
-constexpr size_t kPageAlignedFrom = size_t{64} << 10;
+// Smaller ones are never registered in a call (layout.h), so no other process writes there; larger ones have
+// their pages for themselves, so that those can be withdrawn.
+constexpr size_t kPageAlignedFrom = size_t{4} << 10;
 constexpr size_t kReturnedFrom = size_t{1} << 20;
 // Huge pages are taken when a block is allocated. Of one that is larger than this, somebody who has asked for
 // far too much by mistake should not pay with all memory of the machine.
@@ -75,18 +77,15 @@ void Arena::free(uint64_t offset) {
     in_use_ -= range.bytes;
   }
   // In neither list, so nobody gets a block whose pages are about to vanish; and nobody has to wait for it.
-  if (range.bytes >= kReturnedFrom) segment_->release_pages(range.offset, range.bytes);
+  const bool withdrawn = segment_->is_withdrawn(range);
+  if (withdrawn || range.bytes >= kReturnedFrom) segment_->release_pages(range.offset, range.bytes);
+  // A process that was stopped may still write to the file, which a new block there would see.
+  if (withdrawn) return;
   const std::lock_guard lock(mutex_);
   insert_free(range);
 }
 
-void Arena::withdraw() {
-  const std::lock_guard lock(mutex_);
-  std::vector<Range> used;
-  used.reserve(used_.size());
-  for (const auto& [offset, bytes] : used_) used.push_back({offset, bytes});
-  segment_->withdraw(used);
-}
+void Arena::withdraw(Range range) { segment_->withdraw(range); }
 
 size_t Arena::bytes_in_use() const {
   const std::lock_guard lock(mutex_);

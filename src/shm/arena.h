@@ -1,5 +1,4 @@
-// Allocates memory that every rank of a group can reach: blocks inside the extents of the caller's own
-// segment.
+// Allocates memory that other ranks can reach: blocks inside the extents of the caller's own segment.
 //
 // It adds extents of its own and leaves extent 0 alone. Freed memory is used again before the segment grows;
 // large blocks give their pages back to the kernel when they are freed.
@@ -33,7 +32,7 @@ class Arena {
     std::byte* data;
     size_t bytes;  // as asked for
   };
-  // Aligned to 64 bytes, to a page from 64 KiB on, to a huge page from its size on. Between that and 1 GiB it
+  // Aligned to 64 bytes, to a page from 4 KiB on, to a huge page from its size on. Between that and 1 GiB it
   // is made of huge pages if the kernel has some, and takes its memory at once then, not when it is touched.
   // The contents are undefined. Zero bytes are allowed: the block has an address of its own. Throws
   // SystemError when the segment cannot grow.
@@ -41,9 +40,11 @@ class Arena {
   // `offset` as allocate() returned it; anything else is a UsageError. In a forked child nothing happens: the
   // block is the parent's.
   void free(uint64_t offset);
-  // What other processes write into blocks does not arrive here any more. The blocks stay where they are,
-  // with what they hold.
-  void withdraw();
+  // What other processes write into these bytes does not arrive here any more. The block that they are in
+  // stays where it is, with what it holds, until it is freed; it is not used again.
+  void withdraw(Segment::Range range);
+  Segment& segment() const { return *segment_; }
+  const std::shared_ptr<Segment>& shared_segment() const { return segment_; }
 
   // What is not free, with what alignment costs.
   size_t bytes_in_use() const;

@@ -23,13 +23,13 @@ void ring(BellWords& bell) {
   futex(bell.rung, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-Nap::Nap(BellWords& bell) : bell_(bell), before_(bell.rung.load(std::memory_order_seq_cst)) {
+Sleep::Sleep(BellWords& bell) : bell_(bell), before_(bell.rung.load(std::memory_order_seq_cst)) {
   bell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
 }
 
-Nap::~Nap() { bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+Sleep::~Sleep() { bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
 
-void Nap::sleep(std::chrono::microseconds longest) const {
+void Sleep::until_rung(std::chrono::microseconds longest) const {
   const timespec timeout{.tv_sec = longest.count() / 1000000, .tv_nsec = longest.count() % 1000000 * 1000};
   futex(bell_.rung, FUTEX_WAIT, before_, &timeout);
 }

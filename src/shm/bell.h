@@ -15,15 +15,15 @@ namespace lockstep::shm {
 void ring(BellWords& bell);
 
 // From its construction to its end, this thread counts as a sleeper.
-class Nap {
+class Sleep {
  public:
-  explicit Nap(BellWords& bell);
-  ~Nap();
-  Nap(const Nap&) = delete;
-  Nap& operator=(const Nap&) = delete;
+  explicit Sleep(BellWords& bell);
+  ~Sleep();
+  Sleep(const Sleep&) = delete;
+  Sleep& operator=(const Sleep&) = delete;
 
   // Returns when the bell has rung since the construction, after `longest`, or by accident.
-  void sleep(std::chrono::microseconds longest) const;
+  void until_rung(std::chrono::microseconds longest) const;
 
  private:
   BellWords& bell_;

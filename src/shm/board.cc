@@ -6,13 +6,16 @@
 
 namespace lockstep::shm {
 
-Board::Board(int rank, std::vector<std::shared_ptr<Segment>> segments, bool crowded)
+Board::Board(int rank, Lane lane, Segments segments, Segments memories, bool crowded)
     : rank_(rank),
       world_size_(static_cast<int>(segments.size())),
       segments_(std::move(segments)),
+      memories_(std::move(memories)),
       everybody_(segments_.size()),
       crowded_(crowded) {
-  for (const auto& segment : segments_) bases_.push_back(segment->at(0, first_extent_bytes(world_size())));
+  for (const auto& segment : segments_) {
+    bases_.push_back(segment->at(0, first_extent_bytes(world_size())) + lane_at(lane, world_size()));
+  }
   std::iota(everybody_.begin(), everybody_.end(), 0);
 }
 
@@ -22,6 +25,6 @@ void Board::ring_all() const {
   for (const int rank : everybody_) ring(rank);
 }
 
-void Board::ring(int rank) const { shm::ring(control(rank).bell); }
+void Board::ring(int rank) const { shm::ring(words(rank).bell); }
 
 }  // namespace lockstep::shm

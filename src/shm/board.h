@@ -1,4 +1,4 @@
-// This rank's view of the words and bytes that all ranks of a group share.
+// This rank's view of the words and bytes that all ranks of a group share in one lane.
 //
 // Not thread-safe, except that ring_all() may be called by anybody; the endpoint's lock guards it.
 #pragma once
@@ -14,27 +14,30 @@ namespace lockstep::shm {
 
 class Board {
  public:
-  Board(int rank, std::vector<std::shared_ptr<Segment>> segments, bool crowded);
+  using Segments = std::vector<std::shared_ptr<Segment>>;
+  // `segments`: of each rank in this group. `memories`: of each rank's process.
+  Board(int rank, Lane lane, Segments segments, Segments memories, bool crowded);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   size_t chunk_bytes() const { return crowded_ ? kCrowdedChunkBytes : kChunkBytes; }
 
   Segment& segment(int rank) const { return *segments_[rank]; }
-  Control& control(int rank) const { return *reinterpret_cast<Control*>(bases_[rank] + kControlAt); }
+  Segment& memory(int rank) const { return *memories_[rank]; }
+  RankWords& words(int rank) const { return *reinterpret_cast<RankWords*>(bases_[rank] + kWordsAt); }
   CallSlot& call(int rank, uint64_t number) const {
     return reinterpret_cast<CallSlot*>(bases_[rank] + kCallsAt)[number % kCallsInFlight];
   }
-  ClaimWords& claims(uint64_t number) const { return control(0).claims[number % kCallsInFlight]; }
+  ClaimWords& claims(uint64_t number) const { return words(0).claims[number % kCallsInFlight]; }
   std::byte* staging(int rank, uint64_t round) const {
     return bases_[rank] + kStagingAt + round % kStagingSlots * chunk_bytes();
   }
   // What `from` sends to `to`.
   Outbox& outbox(int from, int to) const { return reinterpret_cast<Outbox*>(bases_[from] + kOutboxesAt)[to]; }
 
-  using Counter = Word Control::*;
+  using Counter = Word RankWords::*;
   uint64_t read(Counter counter, int rank) const {
-    return (control(rank).*counter).value.load(std::memory_order_seq_cst);
+    return (words(rank).*counter).value.load(std::memory_order_seq_cst);
   }
   bool all_reached(Counter counter, uint64_t value) const {
     for (int rank = 0; rank < world_size_; ++rank) {
@@ -52,7 +55,7 @@ class Board {
   void raise(Counter counter, uint64_t value);
   template <class Ranks>
   void raise(Counter counter, uint64_t value, const Ranks& among) {
-    auto& mine = (control(rank_).*counter).value;
+    auto& mine = (words(rank_).*counter).value;
     const auto before = mine.load(std::memory_order_relaxed);
     mine.store(value, std::memory_order_seq_cst);
     if (!anybody_sleeps()) return;
@@ -73,16 +76,16 @@ class Board {
     return call(rank, number).call.number.load(std::memory_order_seq_cst) > number;
   }
 
-  // Throws Tainted if a rank has failed.
-  void refuse_tainted() const {
+  // Throws FailedPeer if a rank has failed.
+  void refuse_failed_peers() const {
     for (int rank = 0; rank < world_size_; ++rank) {
-      if (control(rank).failure.present.load(std::memory_order_seq_cst) != 0) throw Tainted{rank};
+      if (words(rank).failure.present.load(std::memory_order_seq_cst) != 0) throw FailedPeer{rank};
     }
   }
 
   bool anybody_sleeps() const {
     for (int rank = 0; rank < world_size_; ++rank) {
-      if (control(rank).bell.sleepers.load(std::memory_order_seq_cst) != 0) return true;
+      if (words(rank).bell.sleepers.load(std::memory_order_seq_cst) != 0) return true;
     }
     return false;
   }
@@ -92,8 +95,9 @@ class Board {
  private:
   int rank_;
   int world_size_;
-  std::vector<std::shared_ptr<Segment>> segments_;
-  std::vector<std::byte*> bases_;  // of each rank's first extent
+  Segments segments_;
+  Segments memories_;
+  std::vector<std::byte*> bases_;  // of each rank's lane
   std::vector<int> everybody_;
   bool crowded_;  // more ranks than CPUs
 };

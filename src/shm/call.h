@@ -6,10 +6,15 @@
 
 #include <c10/util/SmallVector.h>
 
+#include "comm/request.h"
+#include "shm/kernels.h"
 #include "shm/operation.h"
-#include "shm/request.h"
 
 namespace lockstep::shm {
+
+using comm::Kind;
+using comm::Piece;
+using comm::Request;
 
 // How the engine carries out a call; all ranks choose the same.
 enum class Way : uint8_t {
@@ -20,8 +25,8 @@ enum class Way : uint8_t {
 
 // How much of the work that any rank could do a thread takes on.
 enum class Effort : uint8_t {
-  Share,  // its rank's part: it has something else to do, or the next rank to come would find all done
-  All     // as much as there is: it waits anyway
+  OwnPart,  // its rank's part: it has something else to do, or the next rank would find all done
+  All       // as much as there is: it waits anyway
 };
 
 enum class Stage : uint8_t {
@@ -31,14 +36,19 @@ enum class Stage : uint8_t {
   Finished  // this rank has done its part
 };
 
-struct Call : Operation {
-  Call() = default;
-  // `make` returns the request, which is made in its place: moving one costs as much as a small call's way
-  // through the engine.
-  template <class Make>
-  explicit Call(Make&& make) : request(make()) {}
+// Throws UsageError where the operation means nothing for the dtype.
+Kernel kernel_for(c10::ScalarType dtype, ReduceOp op);
 
-  Request request;
+struct Call : Operation {
+  // The request must stay until the call is complete.
+  explicit Call(Request& described)
+      : request(described),
+        kernel(comm::pattern_of(described.kind).reduces ? kernel_for(described.dtype, described.op) : nullptr) {
+    timeout = described.timeout;
+  }
+
+  Request& request;
+  const Kernel kernel;  // of kinds that reduce
   // Set for a call whose request depends on the results of those before it: makes the request, once they are
   // finished. Called with the endpoint's lock held. Until then `request` has the kind only.
   std::function<Request()> prepare;
@@ -47,6 +57,8 @@ struct Call : Operation {
 
   // The rest is the engine's.
   uint64_t number = 0;
+  uint64_t other_lane = 0;   // calls that this rank had made in the other lane before this one
+  bool knows_of_failure = false;  // the other lane had failed before this call was made
   Stage stage = Stage::Queued;
   Way way = Way::Exchange;
   bool exposed = false;              // others read this rank's memory directly

@@ -52,7 +52,7 @@ const std::byte* source(const Board& board, const Call& call, int giver, size_t 
   auto& slot = board.call(giver, call.number);
   const size_t offset = piece_offset(board, call, giver);
   if (slot.call.where == Where::Inline) return slot.bytes + table_bytes(board, request.kind) + offset + from;
-  return board.segment(giver).at(slot.call.offset, slot.call.bytes) + offset + from;
+  return board.memory(giver).at(slot.call.offset, slot.call.bytes) + offset + from;
 }
 
 size_t staged_bytes(const Call& call, size_t piece_bytes, uint64_t round) {
@@ -67,7 +67,7 @@ void reduce_into(const Call& call, std::byte* target, c10::SmallVector<const voi
   const size_t element = c10::elementSize(request.dtype);
   if (!call.takes_past_caches) {
     void* const result = target;
-    request.kernel(&result, 1, sources.data(), world, bytes / element, world);
+    call.kernel(&result, 1, sources.data(), world, bytes / element, world);
     return;
   }
   // By way of a buffer that stays in the nearest cache: kernels know ordinary stores only.
@@ -75,7 +75,7 @@ void reduce_into(const Call& call, std::byte* target, c10::SmallVector<const voi
   void* const result = buffer;
   for (size_t done = 0; done < bytes;) {
     const size_t length = std::min(sizeof(buffer), bytes - done);
-    request.kernel(&result, 1, sources.data(), world, length / element, world);
+    call.kernel(&result, 1, sources.data(), world, length / element, world);
     stream_bytes(target + done, buffer, length);
     for (auto& source : sources) source = static_cast<const std::byte*>(source) + length;
     done += length;
@@ -116,21 +116,21 @@ bool pull_next(Board& board, Call& call) {
   }
   // One's own chunk, too, must be in its slot before the result overwrites it.
   for (const int giver : call.stagers) {
-    if (board.read(&Control::staged, giver) <= round) return false;
+    if (board.read(&RankWords::staged, giver) <= round) return false;
   }
   const bool last = call.pulled + 1 == call.rounds;
   const size_t from = call.pulled * call.round_bytes;
   take(board, call, from, last ? SIZE_MAX : from + call.round_bytes);
   ++call.pulled;
-  board.raise(&Control::pulled, round + 1);
+  board.raise(&RankWords::pulled, round + 1);
   return true;
 }
 
 void check_calls(const Board& board, const Call& call) {
-  const auto& mine = board.call(board.rank(), call.number).call;
+  const auto& mine = board.call(board.rank(), call.number);
   for (int rank = 0; rank < board.world_size(); ++rank) {
-    const auto& theirs = board.call(rank, call.number).call;
-    if (!same_call(call.request, theirs)) throw Disagreement{rank, describe(mine), describe(theirs)};
+    const auto& theirs = board.call(rank, call.number);
+    if (!same_call(call.request, theirs.call)) throw Disagreement{rank, describe(mine), describe(theirs)};
     if (call.request.kind != Kind::AllToAll) continue;
     const auto given = lengths_of(board, call, rank)[board.rank()];
     const auto wanted = call.request.take[rank].bytes;
@@ -164,7 +164,7 @@ Where expose(Board& board, const Call& call, CallSlot& slot) {
     return Where::Inline;
   }
   if (request.give_is_contiguous) {
-    if (const auto offset = board.segment(board.rank()).offset_of(request.give[0].data, slot.call.bytes)) {
+    if (const auto offset = board.memory(board.rank()).offset_of(request.give[0].data, slot.call.bytes)) {
       slot.call.offset = *offset;
       return Where::Registered;
     }
@@ -218,7 +218,7 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
 bool stage_next(Board& board, Call& call) {
   if (call.staged == call.rounds) return false;
   const uint64_t round = call.first_round + call.staged;
-  if (round >= kStagingSlots && !board.all_reached(&Control::pulled, round - kStagingSlots + 1)) return false;
+  if (round >= kStagingSlots && !board.all_reached(&RankWords::pulled, round - kStagingSlots + 1)) return false;
   auto* slot = board.staging(board.rank(), round);
   const size_t from = call.staged * call.round_bytes;
   const auto& pieces = call.request.give;
@@ -228,7 +228,7 @@ bool stage_next(Board& board, Call& call) {
     stream_bytes(slot, pieces[i].data + from, staged_bytes(call, pieces[i].bytes, call.staged));
   }
   ++call.staged;
-  board.raise(&Control::staged, round + 1, call.stagers);
+  board.raise(&RankWords::staged, round + 1, call.stagers);
   return true;
 }
 
@@ -239,7 +239,7 @@ bool step_exchange(Board& board, Call& call) {
   // Whoever has nothing to put or nothing to read is through with all rounds at once.
   if (!takes && call.pulled == 0 && call.rounds != 0) {
     call.pulled = call.rounds;
-    board.raise(&Control::pulled, call.first_round + call.rounds);
+    board.raise(&RankWords::pulled, call.first_round + call.rounds);
   }
   if (!stages) call.staged = call.rounds;
 

@@ -1,6 +1,9 @@
 // The byte map of one rank's segment: what ranks read and write in each other's memory. docs/shm-layout.md
 // draws it.
 //
+// A segment has two lanes, each with words and calls of its own: one for data, one for the control channel.
+// A lane that has failed says nothing of the other.
+//
 // Words that ranks write at their own pace stand on lines of their own. Between writing a word that somebody
 // may sleep for and looking for sleepers there is a full fence: "publish, then look for sleepers" on one side
 // and "announce the sleep, then look again" on the other cannot both miss (bell.h).
@@ -46,11 +49,11 @@ struct CallWords {
   uint64_t count;    // elements; what it counts depends on the kind, and all ranks must agree on it
   uint64_t bytes;    // given by this rank, in all
   uint64_t largest;  // the largest piece that this rank gives to any one rank
-  uint64_t offset;   // Where::Registered: of the first byte, in the giver's segment
+  uint64_t offset;   // Where::Registered: of the first byte, in the memory of the giver's process
   int32_t root;
   uint8_t kind;
   uint8_t dtype;  // c10::ScalarType
-  uint8_t combine;
+  uint8_t op;     // ReduceOp
   Where where;
 };
 static_assert(sizeof(CallWords) == 48);
@@ -71,26 +74,27 @@ struct ClaimWords {
   Word done;
 };
 
-// One message's way to one rank: the sender writes a note and raises `posted`; the receiver copies the note
+// A message to one rank: the sender writes an envelope and raises `posted`; the receiver copies the envelope
 // and raises `taken`.
-struct Note {
+struct Envelope {
   int32_t tag;
   uint8_t dtype;
+  bool registered;    // the payload is in the memory of the sender's process, or else in its segment
   uint64_t bytes;
-  uint64_t payload;  // offset in the sender's segment
-  uint64_t letter;   // offset of a LetterWords there
+  uint64_t payload;   // offset there
+  uint64_t delivery;  // offset of a DeliveryWords in the sender's segment
 };
-inline constexpr uint64_t kNotes = 16;
+inline constexpr uint64_t kEnvelopes = 16;
 struct Outbox {
   Word posted;
   Word taken;
-  Note notes[kNotes];
+  Envelope envelopes[kEnvelopes];
 };
 
-// What becomes of a message, in the sender's registered memory.
-enum class Letter : uint32_t { Posted, Received };
-struct LetterWords {
-  std::atomic<Letter> state;
+// What becomes of a message, in the sender's segment.
+enum class Delivery : uint32_t { Posted, Received };
+struct DeliveryWords {
+  std::atomic<Delivery> state;
 };
 
 // The first error of a rank, for the others to read.
@@ -101,8 +105,10 @@ struct FailureWords {
   char text[kFailureTextBytes];   // ends with a zero
 };
 
-struct Control {
+// What a rank publishes in one lane.
+struct RankWords {
   BellWords bell;
+  Word issued;    // calls that this rank has made, whether the others can see them yet or not
   Word staged;    // rounds for which this rank's bytes are in its staging slot
   Word reduced;   // rounds of which this rank has reduced its part
   Word pulled;    // rounds of which this rank has read all it wanted
@@ -112,14 +118,31 @@ struct Control {
   ClaimWords claims[kCallsInFlight];
 };
 
-// Offsets in the first extent.
+enum class Lane : uint8_t { Data, Control };
+
+// Offsets in a lane. The control lane ends with its calls: what it carries fits into them.
 inline constexpr size_t up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-inline constexpr size_t kControlAt = Segment::kTableBytes;
-inline constexpr size_t kCallsAt = kControlAt + up_to_page(sizeof(Control));
+inline constexpr size_t kWordsAt = 0;
+inline constexpr size_t kCallsAt = kWordsAt + up_to_page(sizeof(RankWords));
 inline constexpr size_t kStagingAt = kCallsAt + kCallsInFlight * kCallSlotBytes;
+inline constexpr size_t kControlLaneBytes = kStagingAt;
 inline constexpr size_t kOutboxesAt = kStagingAt + kStagingSlots * kCrowdedChunkBytes;
-inline constexpr size_t first_extent_bytes(int world_size) {
+inline constexpr size_t data_lane_bytes(int world_size) {
   return kOutboxesAt + up_to_page(static_cast<size_t>(world_size) * sizeof(Outbox));
 }
+
+// Offsets in the first extent.
+inline constexpr size_t lane_at(Lane lane, int world_size) {
+  return Segment::kTableBytes + (lane == Lane::Data ? 0 : data_lane_bytes(world_size));
+}
+inline constexpr size_t first_extent_bytes(int world_size) {
+  return lane_at(Lane::Control, world_size) + kControlLaneBytes;
+}
+
+// What begins the bytes of a call of the control lane, so that errors can name it.
+struct AgreementHeader {
+  char label[56];  // ends with a zero
+  uint64_t bytes;  // of this rank, in all
+};
 
 }  // namespace lockstep::shm

@@ -18,10 +18,10 @@
 #include "base/log.h"
 #include "base/token.h"
 #include "base/unix_socket.h"
-#include "comm/rendezvous.h"
-#include "shm/epitaph.h"
-#include "shm/greeting.h"
-#include "shm/introduction.h"
+#include "rendezvous/meet.h"
+#include "shm/peer_end.h"
+#include "shm/handshake.h"
+#include "shm/peer_address.h"
 
 namespace lockstep::shm {
 
@@ -40,7 +40,7 @@ std::string where_is(int rank, int world_size) {
 }  // namespace
 
 // One run of connect(). It never waits for one peer alone: it goes round, does whatever can be done now, and
-// sleeps until something can change. A pair is complete for a rank when it has read the other's introduction,
+// sleeps until something can change. A pair is complete for a rank when it has read the other's address,
 // has the other's memfd, and has handed its own over.
 class Mesh::Meeting {
  public:
@@ -60,7 +60,7 @@ class Mesh::Meeting {
         throw Error(base::compose(
             {.what = "connecting the ranks was given up", .where = where_is(rank_, world_size_)}));
       }
-      look_for_introductions(kVainLooks);
+      look_for_addresses(kVainLooks);
       connect_to_lower_ranks();
       answer_callers();
       hear_answers();
@@ -74,15 +74,15 @@ class Mesh::Meeting {
 
  private:
   struct Partner {
-    std::optional<Introduction> introduction;
+    std::optional<PeerAddress> address;
     bool told = false;          // has our memfd
-    bool ended_unseen = false;  // its process was gone when we read its introduction
+    bool ended_unseen = false;  // its process was gone when we read its address
     bool seen_ending = false;   // it was gone one pass ago
   };
 
-  bool introduced(int other) const { return other == rank_ || partners_[other].introduction.has_value(); }
+  bool known(int other) const { return other == rank_ || partners_[other].address.has_value(); }
   bool complete(int other) const {
-    return introduced(other) && partners_[other].told && mesh_.peers_[other].segment != nullptr;
+    return known(other) && partners_[other].told && mesh_.peers_[other].segment != nullptr;
   }
   template <class Holds>
   std::vector<int> ranks_where(Holds&& holds) const {
@@ -96,11 +96,11 @@ class Mesh::Meeting {
     return ranks_where([&](int other) { return !complete(other); });
   }
   std::vector<int> unknown() const {
-    return ranks_where([&](int other) { return !introduced(other); });
+    return ranks_where([&](int other) { return !known(other); });
   }
 
   // Gives up for this pass after as many ranks that are not there, and begins with others the next time.
-  void look_for_introductions(int vain_looks) {
+  void look_for_addresses(int vain_looks) {
     const auto ranks = unknown();
     for (size_t i = 0; i < ranks.size() && vain_looks > 0; ++i) {
       if (!look_for(ranks[next_look_ % ranks.size()])) --vain_looks;
@@ -109,25 +109,25 @@ class Mesh::Meeting {
   }
 
   bool look_for(int other) {
-    if (introduced(other)) return true;
+    if (known(other)) return true;
     const auto& mine = mesh_.peers_[rank_].facts;
-    auto introduction = find_introduction(*mesh_.store_, other, mine);
-    if (!introduction) return false;
+    auto address = find_address(*mesh_.store_, other, mine);
+    if (!address) return false;
     pause_ = 1ms;
-    check(other, *introduction);
+    check(other, *address);
     Peer& peer = mesh_.peers_[other];
-    peer.facts = introduction->facts;
+    peer.facts = address->facts;
     if (peer.facts.pid_namespace == mine.pid_namespace && peer.facts.pid != mine.pid) {
       peer.process = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, peer.facts.pid, 0)));
       partners_[other].ended_unseen = !peer.process && errno == ESRCH;
     }
-    partners_[other].introduction = std::move(introduction);
+    partners_[other].address = std::move(address);
     return true;
   }
 
-  void check(int other, const Introduction& introduction) const {
+  void check(int other, const PeerAddress& address) const {
     const auto& mine = mesh_.peers_[rank_].facts;
-    const auto& theirs = introduction.facts;
+    const auto& theirs = address.facts;
     if (theirs.rank != other || theirs.world_size != mine.world_size) {
       throw MismatchError(base::compose(
           {.what = "the ranks of a group do not agree who they are",
@@ -144,8 +144,8 @@ class Mesh::Meeting {
                          .hint = "use the backend gloo"}));
     }
     // In another pid namespace the same user may have another number. There the socket decides.
-    if (introduction.user != ::geteuid() && theirs.pid_namespace == mine.pid_namespace) {
-      refuse_user(other, introduction.user);
+    if (address.user != ::geteuid() && theirs.pid_namespace == mine.pid_namespace) {
+      refuse_user(other, address.user);
     }
   }
 
@@ -161,7 +161,7 @@ class Mesh::Meeting {
   // nothing of it: it hosts the store.
   std::vector<int> stopped() const {
     return ranks_where([&](int other) {
-      return partners_[other].introduction && comm::is_stopped(mesh_.peers_[other].facts.pid);
+      return partners_[other].address && rendezvous::is_stopped(mesh_.peers_[other].facts.pid);
     });
   }
   std::string describe(const std::vector<int>& ranks) const {
@@ -173,28 +173,28 @@ class Mesh::Meeting {
   }
 
   [[noreturn]] void lose(int other, const std::string& evidence) const {
-    const auto epitaph = mesh_.epitaph(other);
+    const auto end = mesh_.how_ended(other);
     // A rank that gave up waiting for a stopped one is not what is wrong.
     if (const auto culprits = stopped(); !culprits.empty()) {
       throw TimeoutError(base::compose({.what = "not all ranks of the group connected",
                                         .where = where_is(rank_, world_size_),
                                         .evidence = fmt::format("stopped: {}; {} {}", describe(culprits),
                                                                 mesh_.peers_[other].facts.describe(),
-                                                                epitaph.empty() ? "gave up" : epitaph),
+                                                                end.empty() ? "gave up" : end),
                                         .hint = "continue the stopped rank (kill -CONT) or end the job"}),
                          culprits);
     }
     throw PeerLostError(base::compose({.what = fmt::format("{} was lost while the ranks connected",
                                                            mesh_.peers_[other].facts.describe()),
                                        .where = where_is(rank_, world_size_),
-                                       .evidence = epitaph.empty() ? evidence : epitaph,
+                                       .evidence = end.empty() ? evidence : end,
                                        .hint = "look at the output of that rank"}),
                         {other});
   }
 
   void connect_to_lower_ranks() {
     for (int other = 0; other < rank_; ++other) {
-      if (!partners_[other].introduction) continue;
+      if (!partners_[other].address) continue;
       if (!mesh_.peers_[other].socket) reach(other);
       if (mesh_.peers_[other].socket) tell(other);
     }
@@ -202,9 +202,9 @@ class Mesh::Meeting {
 
   void reach(int other) {
     auto socket = base::unix_socket(SOCK_SEQPACKET);
-    const int result = base::connect_unix(socket, partners_[other].introduction->socket_name);
+    const int result = base::connect_unix(socket, partners_[other].address->socket_name);
     if (result == EAGAIN || result == EINTR) return;  // too many at its door; the next pass tries again
-    if (result == ECONNREFUSED) lose(other, "it introduced itself, but does not listen any more");
+    if (result == ECONNREFUSED) lose(other, "it published its address, but does not listen any more");
     if (result != 0)
       base::throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
     if (const auto user = base::user_behind(socket); user != ::geteuid()) refuse_user(other, user);
@@ -213,10 +213,11 @@ class Mesh::Meeting {
 
   void tell(int other) {
     if (partners_[other].told) return;
-    Greeting greeting{.rank = rank_};
-    const auto& token = other < rank_ ? partners_[other].introduction->token : mesh_.token_;
-    std::copy_n(token.begin(), std::min(token.size(), kTokenLetters), greeting.token.begin());
-    const int error = send_greeting(mesh_.peers_[other].socket, greeting, mesh_.peers_[rank_].segment->fd());
+    Handshake handshake{.rank = rank_};
+    const auto& token = other < rank_ ? partners_[other].address->token : mesh_.token_;
+    std::copy_n(token.begin(), std::min(token.size(), kTokenLetters), handshake.token.begin());
+    const int error = send_handshake(mesh_.peers_[other].socket, handshake, mesh_.peers_[rank_].segment->fd(),
+                                     mesh_.peers_[rank_].memory->fd());
     // The kernel limits how many descriptors of a user may be on their way; they will arrive.
     if (error == EAGAIN || error == EINTR || error == ENOBUFS || error == ETOOMANYREFS) return;
     if (error == EPIPE || error == ECONNRESET) lose(other, "it closed the connection");
@@ -242,10 +243,10 @@ class Mesh::Meeting {
       }
     }
     for (auto& caller : callers_) {
-      auto received = receive_greeting(caller);
+      auto received = receive_handshake(caller);
       if (received.what == Received::What::Nothing) continue;
-      if (received.what == Received::What::Greeting && is_expected(received.greeting)) {
-        take_in(received.greeting.rank, std::move(caller), std::move(received.memfd));
+      if (received.what == Received::What::Handshake && is_expected(received.handshake)) {
+        take_in(received.handshake.rank, std::move(caller), received);
       } else {
         caller.reset();
       }
@@ -256,35 +257,36 @@ class Mesh::Meeting {
     }
   }
 
-  bool is_expected(const Greeting& greeting) const {
-    return greeting.proves(mesh_.token_) && greeting.rank > rank_ && greeting.rank < world_size_ &&
-           !mesh_.peers_[greeting.rank].socket;
+  bool is_expected(const Handshake& handshake) const {
+    return handshake.proves(mesh_.token_) && handshake.rank > rank_ && handshake.rank < world_size_ &&
+           !mesh_.peers_[handshake.rank].socket;
   }
 
   void hear_answers() {
     for (int other = 0; other < rank_; ++other) {
       if (!partners_[other].told || mesh_.peers_[other].segment != nullptr) continue;
       Peer& peer = mesh_.peers_[other];
-      auto received = receive_greeting(peer.socket);
+      auto received = receive_handshake(peer.socket);
       if (received.what == Received::What::Nothing) continue;
       if (received.what == Received::What::End) lose(other, "it closed the connection");
-      if (received.what == Received::What::Nonsense || received.greeting.rank != other ||
-          !received.greeting.proves(partners_[other].introduction->token)) {
+      if (received.what == Received::What::Nonsense || received.handshake.rank != other ||
+          !received.handshake.proves(partners_[other].address->token)) {
         throw MismatchError(
             base::compose({.what = fmt::format("{} did not answer as a rank does", peer.facts.describe()),
                            .where = where_is(rank_, world_size_)}));
       }
-      take_in(other, std::move(peer.socket), std::move(received.memfd));
+      take_in(other, std::move(peer.socket), received);
     }
   }
 
-  void take_in(int other, base::Fd socket, base::Fd memfd) {
-    if (!memfd)
+  void take_in(int other, base::Fd socket, Received& received) {
+    if (!received.segment || !received.memory)
       base::throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
     Peer& peer = mesh_.peers_[other];
     peer.socket = std::move(socket);
-    peer.segment = Segment::attach(std::move(memfd));
-    look_for(other);  // it introduced itself before it called
+    peer.segment = Segment::attach(std::move(received.segment));
+    peer.memory = Segment::attach(std::move(received.memory));
+    look_for(other);  // it published its address before it called
   }
 
   // A rank that has connected to everybody may end at once; what it left in the sockets still counts. So one
@@ -301,24 +303,24 @@ class Mesh::Meeting {
         continue;
       }
       // One that left after all had connected leaves nobody behind who was never heard of.
-      if (complete(other)) look_for_introductions(world_size_);
+      if (complete(other)) look_for_addresses(world_size_);
       const auto missing = unknown();
       if (complete(other) && missing.empty()) continue;
       std::string evidence = "its process ended or it gave up";
       if (!missing.empty()) {
-        evidence += fmt::format("; rank {} had not come by then", comm::describe_ranks(missing));
+        evidence += fmt::format("; rank {} had not come by then", rendezvous::describe_ranks(missing));
       }
       lose(other, evidence);
     }
   }
 
   [[noreturn]] void give_up() {
-    look_for_introductions(world_size_);
+    look_for_addresses(world_size_);
     std::string silent;
     for (const int other : unfinished()) {
-      if (!introduced(other)) continue;
+      if (!known(other)) continue;
       silent +=
-          fmt::format("; {} introduced itself, but is not connected", mesh_.peers_[other].facts.describe());
+          fmt::format("; {} published its address, but is not connected", mesh_.peers_[other].facts.describe());
     }
     const auto culprits = stopped();
     throw TimeoutError(
@@ -327,7 +329,7 @@ class Mesh::Meeting {
                                  static_cast<double>(deadline_.budget().count()) / 1000.0),
              .where = where_is(rank_, world_size_),
              .evidence = culprits.empty()
-                             ? fmt::format("missing: rank {}{}", comm::describe_ranks(unfinished()), silent)
+                             ? fmt::format("missing: rank {}{}", rendezvous::describe_ranks(unfinished()), silent)
                              : fmt::format("stopped: {}", describe(culprits)),
              .hint = culprits.empty()
                          ? "look at the output of the missing ranks; a slow start needs a longer timeout"
@@ -341,7 +343,7 @@ class Mesh::Meeting {
     std::vector<pollfd> polled;
     for (const int other : unfinished()) {
       const Peer& peer = mesh_.peers_[other];
-      if (!introduced(other) || (other < rank_ && !partners_[other].told) ||
+      if (!known(other) || (other < rank_ && !partners_[other].told) ||
           (other > rank_ && peer.segment != nullptr)) {
         asking = true;
       }
@@ -367,17 +369,19 @@ class Mesh::Meeting {
   std::chrono::milliseconds pause_{1};
 };
 
-Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> mine)
+Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
+           std::shared_ptr<Segment> memory)
     : store_(std::move(store)), rank_(rank), token_(base::make_nonce()), peers_(world_size) {
   // Before the socket: where descriptors are short, this must not mistake the machine for another one.
-  peers_[rank].facts = comm::facts_of_this_process(rank, world_size);
-  peers_[rank].segment = std::move(mine);
+  peers_[rank].facts = rendezvous::facts_of_this_process(rank, world_size);
+  peers_[rank].segment = std::move(segment);
+  peers_[rank].memory = std::move(memory);
   const auto name = "lockstep-" + base::make_nonce();
   listener_ = base::unix_socket(SOCK_SEQPACKET);
   if (const int error = base::listen_unix(listener_, name, world_size + kStrangersAtOnce); error != 0) {
     base::throw_socket_error("cannot listen on a Unix socket", error);
   }
-  introduce(*store_,
+  publish_address(*store_,
             {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }
 
@@ -412,9 +416,9 @@ std::vector<int> Mesh::gone() {
   return ranks;
 }
 
-std::string Mesh::epitaph(int rank) const {
+std::string Mesh::how_ended(int rank) const {
   const Peer& peer = peers_[rank];
-  return epitaph_of(peer.process, peer.facts.pid);
+  return how_it_ended(peer.process, peer.facts.pid);
 }
 
 }  // namespace lockstep::shm

@@ -2,12 +2,12 @@
 //
 // A rank listens on a Unix socket in the abstract namespace under a random name, and writes the name into the
 // store together with a random token. Every rank connects to the lower ones. Whoever connects shows the token
-// of the rank it connects to and hands its memfd over; the answer is that rank's memfd. Processes of other
+// of the rank it connects to and hands its descriptors over; the answer is that rank's. Processes of other
 // users and those that do not know the token are turned away. Nothing appears in a file system.
 //
 // The sockets stay open for the life of the mesh: their end is the end of the peer.
 //
-// Thread-safety: connect() once, from one thread. gone() and epitaph() after it, from any thread, as long as
+// Thread-safety: connect() once, from one thread. gone() and how_ended() after it, from any thread, as long as
 // nobody changes peers().
 #pragma once
 
@@ -21,15 +21,16 @@
 
 #include "base/deadline.h"
 #include "base/fd.h"
-#include "comm/machines.h"
+#include "rendezvous/machines.h"
 #include "shm/segment.h"
 
 namespace lockstep::shm {
 
-// The own entry has facts and segment only.
+// The own entry has facts, segment and memory only.
 struct Peer {
-  comm::RankFacts facts;
-  std::shared_ptr<Segment> segment;
+  rendezvous::RankFacts facts;
+  std::shared_ptr<Segment> segment;  // in this group
+  std::shared_ptr<Segment> memory;   // of its process
   base::Fd socket;   // connected, SOCK_SEQPACKET, non-blocking
   base::Fd process;  // a pidfd; empty for threads of this process and where the kernel has none
 };
@@ -38,7 +39,8 @@ class Mesh {
  public:
   // Listens and says so in the store, under "shm/<rank>"; waits for nobody. `store` must be fresh for this
   // group (a PrefixStore). Throws SystemError.
-  Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> mine);
+  Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
+       std::shared_ptr<Segment> memory);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
   ~Mesh();
@@ -57,7 +59,7 @@ class Mesh {
   std::vector<int> gone();
   // How its process ended: "killed by signal 9 (Killed)", "exited with status 3"; empty while it lives and
   // when nobody can tell. Never blocks.
-  std::string epitaph(int rank) const;
+  std::string how_ended(int rank) const;
 
  private:
   class Meeting;

@@ -1,17 +1,20 @@
-// Whether the calls of two ranks belong together, and what to say when they don't.
+// Whether the calls of two ranks belong together, and what to report when they don't.
 #pragma once
 
 #include <string>
 
+#include "comm/request.h"
 #include "shm/layout.h"
-#include "shm/request.h"
 
 namespace lockstep::shm {
 
-// "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float from rank 0".
-std::string describe(const CallWords& call);
+class Board;
 
-bool same_call(const Request& mine, const CallWords& theirs);
+// "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0"; the label of an exchange of the control
+// lane.
+std::string describe(const CallSlot& slot);
+
+bool same_call(const comm::Request& mine, const CallWords& theirs);
 
 // Thrown by the engine; the endpoint, which knows the ranks' names, makes a MismatchError of it.
 struct Disagreement {
@@ -22,7 +25,7 @@ struct Disagreement {
 };
 
 // Thrown by the engine when bytes came from memory of a rank that has failed meanwhile: they may be anything.
-struct Tainted {
+struct FailedPeer {
   int rank;
 };
 

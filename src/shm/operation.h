@@ -1,4 +1,4 @@
-// What a collective (call.h) and a message (mail.h) have in common: somebody waits for them.
+// What a collective (call.h) and a message (messages.h) have in common: somebody waits for them.
 #pragma once
 
 #include <chrono>
@@ -24,13 +24,14 @@ struct Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  bool complete = false;     // well or badly
-  bool abandoned = false;    // the wait for it, or the next one, is to return before that
+  bool complete = false;     // whether it succeeded or failed
+  bool interrupted = false;  // the wait for it, or the next one, returns before that
   std::exception_ptr error;  // why it failed
   Completion* owner = nullptr;
 
   std::chrono::milliseconds timeout{};               // 0: the group's
   std::chrono::steady_clock::time_point deadline{};  // set when it is handed over
+  std::chrono::steady_clock::time_point ended{};     // when it became complete, if it has an owner
 
  protected:
   ~Operation() = default;

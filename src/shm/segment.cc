@@ -375,18 +375,31 @@ void Segment::release_pages(uint64_t offset, size_t bytes) {
   if (first >= last || inherited()) return;
   // A failure costs memory and nothing else.
   punch_hole(memfd_, first, last - first);
-  for (const auto& extent : extents_) {
-    if (!extent.holds(first, last - first) || !extent.is_private.load()) continue;
-    [[maybe_unused]] const int ignored =
-        ::madvise(extent.data.load() + (first - extent.offset), last - first, MADV_DONTNEED);
+  if (any_withdrawn_.load(std::memory_order_acquire) && is_withdrawn({first, last - first})) {
+    [[maybe_unused]] const int ignored = ::madvise(at(first, last - first), last - first, MADV_DONTNEED);
   }
 }
 
-void Segment::withdraw(const std::vector<Range>& used) {
+bool Segment::is_withdrawn(Range range) const {
+  const std::lock_guard lock(withdrawing_);
+  return std::any_of(withdrawn_.begin(), withdrawn_.end(), [&](const Range& gone) {
+    return range.offset < gone.offset + gone.bytes && gone.offset < range.offset + range.bytes;
+  });
+}
+
+void Segment::withdraw(Range range) {
   if (inherited()) return;
-  const std::lock_guard lock(growing_);
-  for (int i = 1; i < known_.load(std::memory_order_relaxed); ++i) {
-    if (make_private(extents_[i])) continue;
+  const uint64_t page = page_bytes();
+  const uint64_t first = range.offset / page * page;
+  const uint64_t last = (range.offset + range.bytes + page - 1) / page * page;
+  std::byte* const data = at(first, last - first);
+  {
+    const std::lock_guard lock(withdrawing_);
+    withdrawn_.push_back({first, last - first});
+    any_withdrawn_.store(true, std::memory_order_release);
+  }
+  if (::mmap(data, last - first, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+             memfd_.get(), static_cast<off_t>(first)) == MAP_FAILED) {
     base::log_warn(
         "shared memory of a failed group cannot be taken away from the other ranks ({}): one that "
         "was stopped may still write there",
@@ -396,14 +409,10 @@ void Segment::withdraw(const std::vector<Range>& used) {
   // A private page is the file's until it is written to. The file's pages are freed as we go, so that there
   // are never two of everything.
   constexpr size_t kStep = size_t{16} << 20;
-  const uint64_t page = page_bytes();
-  for (const auto& range : used) {
-    const uint64_t end = (range.offset + range.bytes + page - 1) / page * page;
-    for (uint64_t begin = range.offset / page * page; begin < end; begin += kStep) {
-      const size_t bytes = std::min<uint64_t>(kStep, end - begin);
-      own_pages(at(begin, bytes), bytes);
-      punch_hole(memfd_, begin, bytes);
-    }
+  for (uint64_t begin = first; begin < last; begin += kStep) {
+    const size_t bytes = std::min<uint64_t>(kStep, last - begin);
+    own_pages(data + (begin - first), bytes);
+    punch_hole(memfd_, begin, bytes);
   }
 }
 

@@ -1,4 +1,6 @@
-// One rank's shared memory in one group: a memfd that grows, and its mapping in this process.
+// Shared memory: a memfd that grows, and its mapping in this process. Each rank has one in every group, for
+// the words and bytes of that group (layout.h), and each process has one for the tensors of all its groups
+// (process_memory.h).
 //
 // The file has no name in any file system and disappears with its last descriptor. It grows by extents: an
 // extent is a page-aligned range of the file that is mapped in one piece and stays where it is until the end,
@@ -39,7 +41,7 @@ namespace lockstep::shm {
 size_t page_bytes();  // of this system
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 
 class Segment {
  public:
@@ -78,7 +80,7 @@ class Segment {
     return map_and_find(offset, bytes);
   }
 
-  // Where in the file the range is, if it lies in one extent that is mapped.
+  // Where in the file the range is, if it lies in one extent that is mapped, and has not been withdrawn.
   std::optional<uint64_t> offset_of(const void* pointer, size_t bytes) const {
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     const int known = known_.load(std::memory_order_acquire);
@@ -87,7 +89,9 @@ class Segment {
       const std::byte* data = extent.data.load(std::memory_order_acquire);
       if (data == nullptr) continue;
       const uint64_t offset = extent.offset + (address - reinterpret_cast<uintptr_t>(data));
-      if (extent.holds(offset, bytes)) return offset;
+      if (!extent.holds(offset, bytes)) continue;
+      if (any_withdrawn_.load(std::memory_order_acquire) && is_withdrawn({offset, bytes})) break;
+      return offset;
     }
     return std::nullopt;
   }
@@ -106,10 +110,11 @@ class Segment {
     uint64_t offset;
     size_t bytes;
   };
-  // Owner: takes all extents but the first away from the other processes. Addresses stay as they are, and
-  // `used` keeps its contents, also while other threads of this process write there; but from its return on,
-  // what other processes write does not arrive here any more. What they read is undefined.
-  void withdraw(const std::vector<Range>& used);
+  // Owner: takes the pages of this range away from the other processes, for good. Its addresses and contents
+  // stay as they are, also while other threads of this process write there; but from its return on, what
+  // other processes write does not arrive here any more. What they read is undefined.
+  void withdraw(Range range);
+  bool is_withdrawn(Range range) const;  // any part of it
 
   size_t bytes_reserved() const;   // the size of the file
   size_t bytes_in_memory() const;  // what its pages occupy
@@ -149,6 +154,9 @@ class Segment {
   std::array<Extent, kMaxExtents> extents_;
   std::atomic<int> known_{0};  // how many of extents_ are filled in
   std::atomic<bool> inherited_{false};
+  std::atomic<bool> any_withdrawn_{false};
+  mutable std::mutex withdrawing_;
+  std::vector<Range> withdrawn_;  // whole pages
 };
 
 }  // namespace lockstep::shm

@@ -12,8 +12,8 @@
 #include "base/log.h"
 #include "shm/bell.h"
 #include "shm/endpoint.h"
-#include "shm/epitaph.h"
-#include "shm/laggards.h"
+#include "shm/peer_end.h"
+#include "shm/late_ranks.h"
 #include "shm/mismatch.h"
 
 namespace lockstep::shm {
@@ -25,6 +25,9 @@ using namespace std::chrono_literals;
 constexpr const char* kLateHint =
     "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
     "but healthy job needs a longer InitOptions::timeout";
+
+constexpr const char* kSameCallsHint =
+    "all ranks must make the same calls in the same order, with tensors of the same size and type";
 
 // A closed connection does not wake a sleeper, so sleepers look by themselves this often.
 constexpr auto kLookEvery = 20ms;
@@ -38,9 +41,9 @@ std::exception_ptr make_error(const std::string& kind, const std::string& text,
   }
 }
 
-const char* hint_for(const std::string& epitaph) {
-  if (epitaph.empty()) return base::kItEndedFirstOrMadeFewerSteps;
-  return epitaph == kGoodEnd ? base::kItMadeFewerSteps : base::kItEndedFirst;
+const char* hint_for(const std::string& end) {
+  if (end.empty()) return base::kItEndedFirstOrMadeFewerSteps;
+  return end == kEndedWell ? base::kItMadeFewerSteps : base::kItEndedFirst;
 }
 
 void copy_text(char* to, size_t room, const std::string& text) {
@@ -51,8 +54,8 @@ void copy_text(char* to, size_t room, const std::string& text) {
 
 }  // namespace
 
-void Endpoint::doze(Lock& lock, std::optional<Clock::time_point> until) {
-  const Nap nap(bell_);
+void Endpoint::sleep(Lock& lock, std::optional<Clock::time_point> until) {
+  const Sleep sleep(mine_.bell);
   if (progress()) return;
   auto longest = std::chrono::duration_cast<std::chrono::microseconds>(kLookEvery);
   if (until) {
@@ -60,7 +63,7 @@ void Endpoint::doze(Lock& lock, std::optional<Clock::time_point> until) {
     longest = std::clamp(left, 0us, longest);
   }
   lock.unlock();
-  nap.sleep(longest);
+  sleep.until_rung(longest);
   lock.lock();
   look_for_trouble();
 }
@@ -72,6 +75,7 @@ void Endpoint::look_for_trouble() {
   last_look_ = now;
   if (board_) {
     look_for_failures();
+    if (!failure_) look_into_other_lane();
     if (!failure_) look_for_the_dead();
   }
   if (!failure_) look_for_the_late();
@@ -79,23 +83,55 @@ void Endpoint::look_for_trouble() {
 
 void Endpoint::look_for_failures() {
   for (int rank = 0; rank < world_size_; ++rank) {
-    const auto& theirs = board_->control(rank).failure;
+    const auto& theirs = board_->words(rank).failure;
     if (rank == rank_ || theirs.present.load(std::memory_order_seq_cst) == 0) continue;
     if (progress()) return;  // what it did before it failed may be all that is needed
     // If a death is behind it, this rank can see that for itself.
     look_for_the_dead();
     if (failure_) return;
-    adopt_failure(rank);
+    adopt_failure(rank, board_->words(rank));
     return;
   }
 }
 
-void Endpoint::adopt_failure(int rank) {
-  const auto& theirs = board_->control(rank).failure;
+// What a rank does in the other lane tells what it does not do here: calls are made in one order over both
+// lanes. A rank that has made more calls there than this one had before it waited here, and has not made this
+// call, has taken another way.
+void Endpoint::look_into_other_lane() {
+  if (first_ == nullptr) return;
+  const auto& call = *first_;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (rank == rank_ || board_->has_arrived(rank, call.number)) continue;
+    const auto& there = other_lane_->words(rank);
+    // In this order: a rank that made this call before that one has counted both.
+    const auto theirs = there.issued.value.load(std::memory_order_acquire);
+    if (board_->words(rank).issued.value.load(std::memory_order_acquire) > call.number) continue;
+    if (theirs > call.other_lane) {
+      const auto& slot = other_lane_->call(rank, call.other_lane);
+      set_failure("MismatchError",
+                  base::compose({.what = "the ranks do not make the same call",
+                                 .where = where(&call),
+                                 .evidence = fmt::format("this rank is in {}, {} in {}", description_of(call),
+                                                         name_of(rank),
+                                                         slot.call.number.load() == call.other_lane + 1
+                                                             ? describe(slot)
+                                                             : "another call"),
+                                 .hint = kSameCallsHint}));
+      return;
+    }
+    if (lane_ == Lane::Control && !call.knows_of_failure && there.failure.present.load() != 0) {
+      adopt_failure(rank, there);
+      return;
+    }
+  }
+}
+
+void Endpoint::adopt_failure(int rank, const RankWords& words) {
+  const auto& theirs = words.failure;
   // A rank that has timed out has waited as this one does. To be named are those whom both have waited for.
   if (first_ != nullptr && theirs.kind == std::string_view("TimeoutError")) {
     if (const auto who = whereabouts(*first_); !who.empty()) {
-      fail(theirs.kind,
+      set_failure(theirs.kind,
            base::compose({.what = fmt::format("{} failed", description_of(*first_)),
                           .where = where(first_),
                           .evidence = "Timed out, on another rank first" + who,
@@ -104,23 +140,23 @@ void Endpoint::adopt_failure(int rank) {
       return;
     }
   }
-  fail(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
+  set_failure(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
                                    .where = where(first_),
                                    .evidence = fmt::format("it said: {}", theirs.text)}));
 }
 
 void Endpoint::look_for_the_dead() {
-  auto gone = mesh_.gone();
+  auto gone = mesh_->gone();
   // All that they wrote before they went is to be seen now.
   if (gone.empty() || progress() || failure_) return;
 
   // Those who said why they went may have gone because of those who did not.
   std::stable_partition(gone.begin(), gone.end(), [&](int rank) {
-    return board_->control(rank).failure.present.load(std::memory_order_seq_cst) == 0;
+    return board_->words(rank).failure.present.load(std::memory_order_seq_cst) == 0;
   });
   const bool alone = gone.size() + 1 == static_cast<size_t>(world_size_);
   const auto owes = [&](int rank, const Call& call) {
-    return board_->read(&Control::finished, rank) <= call.number;
+    return board_->read(&RankWords::finished, rank) <= call.number;
   };
   for (const int rank : gone) {
     std::string held_up;
@@ -130,25 +166,25 @@ void Endpoint::look_for_the_dead() {
       if (owes(rank, *exposed)) call = exposed;
     }
     if (call != nullptr) held_up = description_of(*call);
-    for (const auto* message : mail_->under_way()) {
+    for (const auto* message : messages_ ? messages_->under_way() : std::vector<Message*>{}) {
       if (message->peer == rank || (message->peer == kAnyRank && alone)) held_up = message->describe();
     }
     if (held_up.empty()) continue;
 
-    const auto& failed = board_->control(rank).failure;
+    const auto& failed = board_->words(rank).failure;
     if (failed.present.load(std::memory_order_seq_cst) != 0) {
-      fail(failed.kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
+      set_failure(failed.kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
                                        .where = where(call),
                                        .evidence = fmt::format("it said: {}", failed.text)}));
       return;
     }
-    const auto epitaph = mesh_.epitaph(rank);
-    fail("PeerLostError",
+    const auto end = mesh_->how_ended(rank);
+    set_failure("PeerLostError",
          base::compose({.what = fmt::format("{} failed", held_up),
                         .where = where(call),
                         .evidence = fmt::format("{} has ended{}{}", name_of(rank),
-                                                epitaph.empty() ? "" : ": ", epitaph),
-                        .hint = hint_for(epitaph)}),
+                                                end.empty() ? "" : ": ", end),
+                        .hint = hint_for(end)}),
          {rank});
     return;
   }
@@ -172,7 +208,7 @@ void Endpoint::look_for_the_late() {
     if (!is_late(*call)) continue;
     auto who = board_ ? whereabouts(*call) : "; the ranks have not all connected";
     if (who.empty()) who = "; all ranks have come";
-    fail("TimeoutError",
+    set_failure("TimeoutError",
          base::compose({.what = fmt::format("{} failed", description_of(*call)),
                         .where = where(call),
                         .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), who),
@@ -181,16 +217,16 @@ void Endpoint::look_for_the_late() {
     return;
   }
   auto messages = waiting_messages_;
-  if (mail_) messages = mail_->under_way();
+  if (messages_) messages = messages_->under_way();
   for (auto* message : messages) {
     if (!is_late(*message)) continue;
     std::string who = "the ranks have not all connected";
     if (board_ && message->peer == kAnyRank) who = "no rank sent it";
     if (board_ && message->peer != kAnyRank) {
       who = fmt::format("{} did not {} it: {}", name_of(message->peer),
-                        message->outgoing ? "receive" : "send", last_words(message->peer));
+                        message->outgoing ? "receive" : "send", last_seen(message->peer));
     }
-    fail("TimeoutError",
+    set_failure("TimeoutError",
          base::compose({.what = fmt::format("{} failed", message->describe()),
                         .where = where(nullptr),
                         .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
@@ -200,12 +236,12 @@ void Endpoint::look_for_the_late() {
   }
 }
 
-void Endpoint::fail(const std::string& kind, const std::string& text, const std::vector<int>& culprits) {
+void Endpoint::set_failure(const std::string& kind, const std::string& text, const std::vector<int>& culprits) {
   if (failure_) return;
   failure_ = {kind, text, make_error(kind, text, culprits)};
   base::log_debug("{}: {}", kind, text);
   if (board_) publish_failure();
-  if (board_ && others_may_write()) arena_->withdraw();
+  if (board_) withdraw_what_others_may_write();
   for (auto* operation : std::exchange(received_, {})) complete(*operation);
   for (auto* call : exposed_) complete(*call, failure_->error);
   exposed_.clear();
@@ -216,40 +252,40 @@ void Endpoint::fail(const std::string& kind, const std::string& text, const std:
   }
   last_ = to_arrive_ = nullptr;
   for (auto* message : std::exchange(waiting_messages_, {})) complete(*message, failure_->error);
-  if (!mail_) return;
-  for (auto* message : mail_->give_up()) complete(*message, failure_->error);
+  if (!messages_) return;
+  for (auto* message : messages_->give_up()) complete(*message, failure_->error);
 }
 
 void Endpoint::publish_failure() {
-  auto& mine = board_->control(rank_).failure;
+  auto& mine = board_->words(rank_).failure;
   copy_text(mine.kind, sizeof(mine.kind), failure_->kind);
   copy_text(mine.text, sizeof(mine.text), failure_->text);
   mine.present.store(1, std::memory_order_seq_cst);
   board_->ring_all();
 }
 
-// Whether this rank has come to an all-reduce of registered memory that is not over: a rank that has seen
-// that and was stopped meanwhile will write its chunk when it wakes up, however late.
-bool Endpoint::others_may_write() const {
+// All-reduces of registered memory that are not over: a rank that has seen this one arrive and was stopped
+// meanwhile will write its chunk when it wakes up, however late.
+void Endpoint::withdraw_what_others_may_write() {
   for (const auto* call = first_; call != to_arrive_; call = call->next) {
-    const auto where = board_->call(rank_, call->number).call.where;
-    if (call->request.kind == Kind::AllReduce && where == Where::Registered) return true;
+    const auto& words = board_->call(rank_, call->number).call;
+    if (call->request.kind != Kind::AllReduce || words.where != Where::Registered) continue;
+    memory_->withdraw({words.offset, words.bytes});
   }
-  return false;
 }
 
 std::vector<int> Endpoint::absent(uint64_t number) {
   const Lock lock(mutex_);
   std::vector<int> ranks;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (rank != rank_ && (!board_ || last_call(*board_, rank).number.load() <= number)) ranks.push_back(rank);
+    if (rank != rank_ && (!board_ || last_call(*board_, rank).call.number.load() <= number)) ranks.push_back(rank);
   }
   return ranks;
 }
 
 std::vector<int> Endpoint::ended() {
   const Lock lock(mutex_);
-  return mesh_.gone();
+  return mesh_->gone();
 }
 
 // ---- Words
@@ -261,39 +297,39 @@ std::string Endpoint::where(const Call* call) const {
 }
 
 std::string Endpoint::description_of(const Call& call) const {
-  if (!board_ || call.stage == Stage::Queued) return pattern_of(call.request.kind).name;
-  return describe(board_->call(rank_, call.number).call);
+  if (!board_ || call.stage == Stage::Queued) return comm::pattern_of(call.request.kind).name;
+  return describe(board_->call(rank_, call.number));
 }
 
 std::string Endpoint::name_of(int rank) const {
-  const auto& facts = mesh_.peers().at(rank).facts;
+  const auto& facts = mesh_->peers().at(rank).facts;
   return fmt::format("rank {} (pid {}, host {})", rank, facts.pid, facts.host);
 }
 
-std::string Endpoint::last_words(int rank) const {
+std::string Endpoint::last_seen(int rank) const {
   const auto& last = last_call(*board_, rank);
-  const uint64_t arrived = last.number.load();
+  const uint64_t arrived = last.call.number.load();
   if (arrived == 0) return "it has made no collective call in this group";
   return fmt::format("the last collective it came to was #{} {}, which it {}", arrived, describe(last),
-                     board_->read(&Control::finished, rank) >= arrived ? "finished" : "has not finished");
+                     board_->read(&RankWords::finished, rank) >= arrived ? "finished" : "has not finished");
 }
 
 std::vector<int> Endpoint::holding_up(const Call& call) const {
-  auto ranks = absentees(*board_, call.number);
-  if (ranks.empty()) ranks = laggards(*board_, call);
+  auto ranks = absent_ranks(*board_, call.number);
+  if (ranks.empty()) ranks = late_ranks(*board_, call);
   // One that has failed has given up waiting for somebody else.
   std::erase_if(ranks, [&](int rank) {
-    return board_->control(rank).failure.present.load(std::memory_order_seq_cst) != 0;
+    return board_->words(rank).failure.present.load(std::memory_order_seq_cst) != 0;
   });
   return ranks;
 }
 
 std::string Endpoint::whereabouts(const Call& call) const {
-  const bool all_have_come = absentees(*board_, call.number).empty();
+  const bool all_have_come = absent_ranks(*board_, call.number).empty();
   std::string text;
   for (const int rank : holding_up(call)) {
     text += all_have_come ? fmt::format("; {} has come, but has not done its part", name_of(rank))
-                          : fmt::format("; {} has not come: {}", name_of(rank), last_words(rank));
+                          : fmt::format("; {} has not come: {}", name_of(rank), last_seen(rank));
   }
   return text;
 }

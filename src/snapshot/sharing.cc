@@ -1,15 +1,15 @@
 #include "snapshot/sharing.h"
 
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <exception>
-#include <fmt/format.h>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/control.h"
 
 namespace lockstep::snapshot {
 
@@ -36,35 +36,12 @@ Failure failure_of(const std::function<void()>& task) {
   }
 }
 
-at::Tensor bytes_of(const std::string& text) {
-  auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  if (!text.empty()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  return bytes;
-}
-
-std::string text_of(const at::Tensor& bytes) {
-  return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(bytes.numel())};
-}
-
-int64_t broadcast_number(ProcessGroup& group, int64_t number, int root) {
-  auto tensor = at::full({1}, number, at::kLong);
-  group.broadcast(tensor, root);
-  return tensor.item<int64_t>();
-}
-
-std::string broadcast_text(ProcessGroup& group, const std::string& text, int root) {
-  const auto size = broadcast_number(group, static_cast<int64_t>(text.size()), root);
-  if (size == 0) return {};
-  auto bytes = group.rank() == root ? bytes_of(text) : at::empty({size}, at::kByte);
-  group.broadcast(bytes, root);
-  return text_of(bytes);
-}
-
 // Throws on all ranks what failed on root.
 void throw_of(ProcessGroup& group, const Failure& failure, int root) {
-  const auto kind = broadcast_text(group, failure.kind, root);
-  const auto message = broadcast_text(group, failure.message, root);
-  if (!kind.empty()) base::throw_kind(kind, message);
+  auto& control = comm::control_of(group);
+  const auto kind = control.text_of_root("snapshot, kind of an error", failure.kind, root);
+  if (kind.empty()) return;
+  base::throw_kind(kind, control.text_of_root("snapshot, error", failure.message, root));
 }
 
 // What a document holds but the values of its tensors.
@@ -99,7 +76,7 @@ void await_on_all(ProcessGroup& group, BackgroundTask& task) {
   bool done = false;
   while (!done) {
     if (leads) done = task.done_within(kHeartbeat);
-    done = broadcast_number(group, done ? 1 : 0, 0) == 1;
+    done = comm::control_of(group).of_root<char>("snapshot, rank 0 is at work", done ? 1 : 0, 0) == 1;
   }
   throw_of(group, leads ? failure_of([&] { task.get(); }) : Failure{}, 0);
 }
@@ -118,41 +95,38 @@ void agree(ProcessGroup& group, const std::function<void()>& mine) {
 }
 
 bool agree_and_compare(ProcessGroup& group, const std::function<int64_t()>& mine) {
-  int64_t number = 0;
-  const auto failure = failure_of([&] { number = mine(); });
-  const int64_t failed = failure.kind.empty() ? group.world_size() : group.rank();
-  // The complements turn the order round: their least belongs to the greatest number.
-  auto least = at::tensor({failed, number, ~number}, at::kLong);
-  group.all_reduce(least, ReduceOp::Min);
-  const auto* of_all = least.data_ptr<int64_t>();
-  const auto root = static_cast<int>(of_all[0]);
-  if (root < group.world_size()) throw_of(group, failure, root);
-  return of_all[1] == ~of_all[2];
+  struct Outcome {
+    int64_t number = 0;
+    int64_t failed = 0;
+  } outcome;
+  const auto failure = failure_of([&] { outcome.number = mine(); });
+  outcome.failed = failure.kind.empty() ? 0 : 1;
+  const auto all = comm::control_of(group).gather("snapshot, agreement", outcome);
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    if (all[rank].failed != 0) throw_of(group, failure, rank);
+  }
+  return std::all_of(all.begin(), all.end(),
+                     [&](const Outcome& theirs) { return theirs.number == all.front().number; });
 }
 
 std::vector<std::string> texts_of_all(ProcessGroup& group, const std::string& mine) {
-  std::vector<std::string> all;
-  for (int rank = 0; rank < group.world_size(); ++rank) all.push_back(broadcast_text(group, mine, rank));
-  return all;
+  return comm::control_of(group).gather_texts("snapshot, texts", mine);
 }
 
 std::optional<Document> share(ProcessGroup& group, std::optional<Document> document) {
   if (group.world_size() == 1) return document;
   const bool leads = group.rank() == 0;
-  if (broadcast_number(group, document ? 1 : 0, 0) == 0) return std::nullopt;
+  auto& control = comm::control_of(group);
+  if (control.of_root<char>("snapshot, found", document ? 1 : 0, 0) == 0) return std::nullopt;
 
   // Whatever may fail on one rank stands between the collectives, where all can agree on it.
-  at::Tensor frame;
+  std::string frame;
   agree(group, [&] {
-    if (leads) frame = bytes_of(frame_of(*document));
+    if (leads) frame = frame_of(*document);
   });
-  const auto size = broadcast_number(group, leads ? frame.numel() : 0, 0);
+  frame = control.text_of_root("snapshot, contents", frame, 0);
   agree(group, [&] {
-    if (!leads) frame = at::empty({size}, at::kByte);
-  });
-  group.broadcast(frame, 0);
-  agree(group, [&] {
-    if (!leads) document = empty_document(text_of(frame));
+    if (!leads) document = empty_document(frame);
   });
   for (auto& entry : document->tensors) {
     if (entry.tensor.numel() == 0) continue;

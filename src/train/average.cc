@@ -8,6 +8,7 @@
 #include <lockstep/metrics.h>
 
 #include "base/error_text.h"
+#include "comm/control.h"
 #include "comm/purpose.h"
 #include "train/group_of.h"
 
@@ -67,15 +68,18 @@ double Average::local() const { return mean_of(sum(), static_cast<double>(count_
 
 double Average::all_reduce(ProcessGroup& group) const {
   const comm::Purpose purpose("Average::all_reduce");
-  // Gathered and summed in rank order by everybody, since the order in which a reduction adds is the
-  // backend's.
-  const auto all = group.all_gather(at::tensor({sum(), static_cast<double>(count_)}, at::kDouble));
-  double sum = 0, count = 0;
-  for (const auto& theirs : all) {
-    sum += theirs.data_ptr<double>()[0];
-    count += theirs.data_ptr<double>()[1];
+  // Every rank adds in rank order: the same bits everywhere.
+  struct Part {
+    double sum = 0;
+    int64_t count = 0;
+  };
+  double all_sums = 0;
+  int64_t all_counts = 0;
+  for (const auto& part : comm::control_of(group).gather("Average::all_reduce", Part{sum(), count_})) {
+    all_sums += part.sum;
+    all_counts += part.count;
   }
-  return mean_of(sum, count);
+  return mean_of(all_sums, static_cast<double>(all_counts));
 }
 
 double Average::all_reduce(const std::shared_ptr<ProcessGroup>& group) const {

@@ -1,9 +1,13 @@
 // all_agree, any, mean and averaged.
+#include <algorithm>
+#include <vector>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/decide.h>
 #include <lockstep/error.h>
 
+#include "comm/control.h"
 #include "comm/purpose.h"
 #include "train/group_of.h"
 
@@ -11,22 +15,26 @@ namespace lockstep {
 
 namespace {
 
-bool reduced(const char* name, bool mine, ProcessGroup& group, ReduceOp op) {
+std::vector<char> votes(const char* name, bool mine, ProcessGroup& group) {
   const comm::Purpose purpose(name);
-  auto vote = at::full({1}, mine ? 1 : 0, at::kInt);
-  group.all_reduce(vote, op);
-  return vote.item<int>() != 0;
+  return comm::control_of(group).gather<char>(name, mine ? 1 : 0);
 }
 
 }  // namespace
 
-bool all_agree(bool mine, ProcessGroup& group) { return reduced("all_agree", mine, group, ReduceOp::Min); }
+bool all_agree(bool mine, ProcessGroup& group) {
+  const auto all = votes("all_agree", mine, group);
+  return std::find(all.begin(), all.end(), 0) == all.end();
+}
 
 bool all_agree(bool mine, const std::shared_ptr<ProcessGroup>& group) {
   return all_agree(mine, train::group_of(group, "all_agree"));
 }
 
-bool any(bool mine, ProcessGroup& group) { return reduced("any", mine, group, ReduceOp::Max); }
+bool any(bool mine, ProcessGroup& group) {
+  const auto all = votes("any", mine, group);
+  return std::find(all.begin(), all.end(), 1) != all.end();
+}
 
 bool any(bool mine, const std::shared_ptr<ProcessGroup>& group) {
   return any(mine, train::group_of(group, "any"));
@@ -34,10 +42,9 @@ bool any(bool mine, const std::shared_ptr<ProcessGroup>& group) {
 
 double mean(double mine, ProcessGroup& group) {
   const comm::Purpose purpose("mean");
-  // Gathered and summed in rank order by everybody, since the order in which a reduction adds is the
-  // backend's.
+  // Every rank adds in rank order: the same bits everywhere.
   double sum = 0;
-  for (const auto& theirs : group.all_gather(at::full({1}, mine, at::kDouble))) sum += theirs.item<double>();
+  for (const auto theirs : comm::control_of(group).gather("mean", mine)) sum += theirs;
   return sum / group.world_size();
 }
 

@@ -16,6 +16,7 @@
 #include <lockstep/metrics.h>
 
 #include "base/error_text.h"
+#include "comm/control.h"
 #include "comm/purpose.h"
 #include "train/group_of.h"
 
@@ -41,7 +42,6 @@ struct Offer {
     return fmt::format("rows of {} [{}]", c10::toString(type()), fmt::join(row(), ", "));
   }
 };
-constexpr int64_t kOfferWords = sizeof(Offer) / sizeof(int64_t);
 
 struct Call {
   const at::Tensor& values;
@@ -90,16 +90,6 @@ Offer offer_of(const Call& call) {
     std::copy(values.sizes().begin() + 1, values.sizes().end(), offer.sizes.begin());
   }
   return offer;
-}
-
-std::vector<Offer> exchange(ProcessGroup& group, const Offer& mine) {
-  auto words = at::empty({kOfferWords}, at::kLong);
-  std::memcpy(words.data_ptr(), &mine, sizeof mine);
-  std::vector<Offer> offers;
-  for (const auto& theirs : group.all_gather(words)) {
-    std::memcpy(&offers.emplace_back(), theirs.data_ptr(), sizeof(Offer));
-  }
-  return offers;
 }
 
 [[noreturn]] void disagree(const Call& call, const std::string& evidence, const std::string& hint) {
@@ -195,7 +185,7 @@ at::Tensor gather(const Call& call) {
   auto mine = offer_of(call);
   const auto trouble = trouble_with(call);
   mine.usable = trouble ? 0 : 1;
-  const auto offers = exchange(call.group, mine);
+  const auto offers = comm::control_of(call.group).gather("gather_by_index", mine);
   if (trouble) {
     throw UsageError(
         base::compose({.what = "gather_by_index cannot be done",

@@ -1,0 +1,62 @@
+#include "comm/control.h"
+
+#include <fmt/format.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "comm/failure.h"
+#include "comm/generation.h"
+#include "comm/group.h"
+
+namespace lockstep::comm {
+
+std::vector<std::string> Control::exchange(const char* label, std::string_view mine) {
+  try {
+    return exchange_bytes(label, mine);
+  } catch (...) {
+    if (group_ == nullptr) throw;
+    throw_control_failure(*group_);
+  }
+}
+
+std::vector<std::string> Control::exchange_sized(const char* label, std::string_view mine, size_t bytes) {
+  auto all = exchange(label, mine);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].size() != bytes) refuse_size(label, static_cast<int>(rank), all[rank].size(), bytes);
+  }
+  return all;
+}
+
+void Control::refuse_size(const char* label, int rank, size_t theirs, size_t expected) const {
+  throw MismatchError(
+      base::compose({.what = fmt::format("the ranks do not exchange the same values ({})", label),
+                     .where = fmt::format("rank {}/{}", rank_, world_size_),
+                     .evidence = fmt::format("this rank sent {} bytes, rank {} sent {}", expected, rank, theirs),
+                     .hint = "start the same build of the program for every rank"}));
+}
+
+std::vector<bool> Control::any(const char* label, const std::vector<bool>& mine) {
+  std::string bytes(mine.size(), '\0');
+  for (size_t i = 0; i < mine.size(); ++i) bytes[i] = mine[i] ? 1 : 0;
+  std::vector<bool> result(mine.size());
+  for (const auto& theirs : exchange_sized(label, bytes, bytes.size())) {
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      if (theirs[i] != 0) result[i] = true;
+    }
+  }
+  return result;
+}
+
+void attach_control(ProcessGroup::Impl& group, std::unique_ptr<Control> control) {
+  control->group_ = &group;
+  group.control = std::move(control);
+}
+
+Control& control_of(const ProcessGroup& group) {
+  const auto& generation = generation_of(group);
+  refuse_if_failed(*generation);
+  return *generation->control;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,229 @@
+#include "comm/diagnose.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "base/hints.h"
+#include "base/log.h"
+#include "comm/failure.h"
+#include "comm/purpose.h"
+
+namespace lockstep::comm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// In which what a rank had sent before it ended arrives.
+constexpr auto kLastWords = 500ms;
+// In which the end of a process whose connection was closed becomes known.
+constexpr auto kDeathMoment = 300ms;
+constexpr std::chrono::milliseconds kBetweenGlances = 20ms;
+// The process that hosts the store may be the one that is stopped.
+constexpr auto kAskStore = 500ms;
+
+std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
+
+std::string where(const ProcessGroup::Impl& group, uint64_t number) {
+  return fmt::format("rank {}/{}, host {}, {}, {}backend {}", group.rank, group.world_size,
+                     group.ranks.at(group.rank).host, group.name,
+                     number == 0 ? "" : fmt::format("collective #{}, ", number), group.backend);
+}
+
+// c10d's exceptions carry a C++ stack trace behind their first lines; nobody who reads the error wants it.
+std::string message_of(const std::exception& error) {
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
+    return torch_error->what_without_backtrace();
+  return error.what();
+}
+
+bool mentions(const std::string& message, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(),
+                     [&](const char* word) { return message.find(word) != std::string::npos; });
+}
+
+// What each rank has left under "waiting/"; nothing when the store does not answer.
+using Words = std::map<int, std::string>;
+std::optional<Words> ask_who_waits(const ProcessGroup::Impl& group) {
+  try {
+    const auto store = group.store->until(base::Deadline::in(kAskStore));
+    Words words;
+    for (int rank = 0; rank < group.world_size; ++rank) {
+      if (auto word = store->look(waiting_key(rank))) words.emplace(rank, std::move(*word));
+    }
+    return words;
+  } catch (const Error& error) {
+    base::log_debug("the store does not say who waits: {}", error.what());
+    return std::nullopt;
+  }
+}
+
+std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    if (!text.empty()) text += ", ";
+    text += group.ranks.at(rank).describe();
+  }
+  return text;
+}
+
+// Who holds a call up, and where they are.
+struct Whereabouts {
+  std::string text;
+  std::vector<int> culprits;
+};
+
+Whereabouts find_late(const ProcessGroup::Impl& group, const std::string& call) {
+  const auto stopped = group.watch ? group.watch->stopped() : std::vector<int>{};
+  if (!stopped.empty()) return {fmt::format("; stopped: {}", list_ranks(group, stopped)), stopped};
+  const auto words = ask_who_waits(group);
+  if (!words) {
+    return {fmt::format("; {}, which hosts the store, does not answer", group.ranks.at(0).describe()), {0}};
+  }
+  std::vector<int> absent;
+  std::string elsewhere;
+  for (int rank = 0; rank < group.world_size; ++rank) {
+    if (rank == group.rank) continue;
+    const auto found = words->find(rank);
+    if (found == words->end()) {
+      absent.push_back(rank);
+    } else if (found->second != call) {
+      elsewhere += fmt::format("; {} was waiting in {}", group.ranks.at(rank).describe(), found->second);
+    }
+  }
+  std::string text;
+  if (!absent.empty()) text = fmt::format("; not waiting in any collective: {}", list_ranks(group, absent));
+  return {text + elsewhere, absent};
+}
+
+// The ranks that have ended, the first of them first. Waits for a moment when a connection has just been
+// closed, which may be known here before the end of its process is.
+std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
+  for (const auto deadline = base::Deadline::in(moment);;) {
+    std::vector<int> ranks;
+    for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
+    for (const auto& left : group.store->ended(store::Ending::Left)) ranks.push_back(left.rank);
+    // A store of LibTorch's says nothing of ranks that end; the processes of this machine can be seen all the
+    // same.
+    if (ranks.empty() && group.watch)
+      ranks = group.watch->gone(std::min(deadline.remaining(), kBetweenGlances));
+    if (!ranks.empty() || deadline.expired()) return ranks;
+    if (!group.watch) std::this_thread::sleep_for(kBetweenGlances);
+  }
+}
+
+// Rather than that it left in good order, or that nobody can tell.
+bool was_lost(const ProcessGroup::Impl& group, int rank) {
+  const auto lost = group.store->ended(store::Ending::Lost);
+  return std::any_of(lost.begin(), lost.end(), [&](const auto& each) { return each.rank == rank; });
+}
+
+// What another rank said when it ended the group, unless a rank was lost before.
+std::optional<store::Failure> find_failure(const ProcessGroup::Impl& group) {
+  auto failure = group.store->failure();
+  if (!failure || failure->rank == group.rank) return std::nullopt;
+  const auto lost = group.store->ended(store::Ending::Lost);
+  if (!lost.empty() && lost.front().since < failure->since) return std::nullopt;
+  return failure;
+}
+
+}  // namespace
+
+std::string numbered(uint64_t number, const std::string& call) {
+  return number == 0 ? call : fmt::format("#{} {}", number, call);
+}
+
+void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement) {
+  const MismatchError error(Purpose::before(base::compose(
+      {.what = "the ranks do not make the same call",
+       .where = where(group, disagreement.number),
+       .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
+                               group.ranks.at(disagreement.rank).describe(), disagreement.there),
+       .hint =
+           "all ranks must make the same calls in the same order, with tensors of the same size and type"})));
+  end_group(group, error);
+  throw error;
+}
+
+bool is_hopeless(const ProcessGroup::Impl& group) {
+  if (group.failed.load(std::memory_order_acquire)) return true;
+  const auto lost = group.store->ended(store::Ending::Lost);
+  if (!lost.empty() && base::Deadline::Clock::now() - lost.front().since >= kLastWords) return true;
+  const auto failure = group.store->failure();
+  return failure && failure->rank != group.rank;
+}
+
+void report_waiting(ProcessGroup::Impl& group, const std::string& call) {
+  try {
+    group.store->until(base::Deadline::in(kAskStore))->write(waiting_key(group.rank), call);
+  } catch (const std::exception& error) {
+    base::log_debug("cannot leave word that this rank waits: {}", error.what());
+  }
+}
+
+void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_t number) {
+  std::string message = "an unknown exception";
+  try {
+    throw;
+  } catch (const Error&) {
+    throw;
+  } catch (const Disagreement& disagreement) {
+    throw_mismatch(group, disagreement);
+  } catch (const std::exception& error) {
+    message = message_of(error);
+  } catch (...) {
+  }
+  refuse_if_failed(group);  // the wait was given up because of that
+
+  base::ErrorText text{.what = fmt::format("{} failed", call), .where = where(group, number)};
+  std::string kind = "Error";
+  std::vector<int> culprits;
+  const bool closed =
+      mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"});
+  const bool timed_out = mentions(message, {"Timed out", "timed out", "timeout"});
+  auto ended = find_ended(group, closed ? kDeathMoment : 0ms);
+  // A rank that has waited as long as this one for a stopped rank may have ended by now.
+  if (timed_out && group.watch && !group.watch->stopped().empty()) ended.clear();
+  if (const auto failure = find_failure(group)) {
+    const auto end_of_kind = failure->text.find('\n');
+    kind = failure->text.substr(0, end_of_kind);
+    text.what = fmt::format("{} failed", group.ranks.at(failure->rank).describe());
+    text.evidence = fmt::format("it said: {}", failure->text.substr(end_of_kind + 1));
+  } else if (!ended.empty()) {
+    kind = "PeerLostError";
+    culprits = {ended.front()};
+    text.evidence =
+        fmt::format("{} has ended; the backend says: {}", group.ranks.at(ended.front()).describe(), message);
+    text.hint = was_lost(group, ended.front()) ? base::kItEndedFirst : base::kItEndedFirstOrMadeFewerSteps;
+  } else if (timed_out) {
+    kind = "TimeoutError";
+    const auto late = find_late(group, numbered(number, call));
+    culprits = late.culprits;
+    text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}",
+                                group.timeout.count() / 1000.0, late.text, message);
+    text.hint =
+        "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A "
+        "slow but healthy job needs a longer InitOptions::timeout";
+  } else if (closed) {
+    kind = "PeerLostError";
+    text.evidence = fmt::format("a peer closed its connection{}; the backend says: {}",
+                                find_late(group, numbered(number, call)).text, message);
+    text.hint = "look at the output of the other ranks: one of them ended first";
+  } else {
+    text.evidence = message;
+  }
+  // Of an end or of silence every rank learns by itself. Anything else may be known here only.
+  if (kind == "Error") group.store->fail(kind + '\n' + base::compose(text));
+  base::throw_kind(kind, base::compose(text), culprits);
+}
+
+}  // namespace lockstep::comm

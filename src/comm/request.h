@@ -1,0 +1,127 @@
+// The one description of a call: which ranks give bytes, which take them, and whether taking copies or
+// reduces. Everybody who handles a call reads this struct: the collectives that build it, the transports that
+// carry it out, and the errors that describe it.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
+
+#include <lockstep/process_group.h>
+
+namespace lockstep::comm {
+
+// The values are part of the shared-memory layout and of Gloo's fingerprints.
+enum class Kind : uint8_t {
+  AllReduce,
+  Broadcast,
+  Reduce,
+  AllGather,
+  Gather,
+  Scatter,
+  ReduceScatter,
+  AllToAll,
+  Barrier,
+  Agreement,  // an exchange of the control channel
+  Send,
+  Receive
+};
+
+struct Pattern {
+  const char* name;
+  bool all_give;  // or only the root
+  bool all_take;  // or only the root
+  bool personal;  // each rank is given a piece of its own, or all are given the same
+  bool reduces;   // takers combine what all give, or copy it
+};
+
+inline const Pattern& pattern_of(Kind kind) {
+  static constexpr Pattern kPatterns[] = {
+      /* AllReduce */ {"all_reduce", true, true, false, true},
+      /* Broadcast */ {"broadcast", false, true, false, false},
+      /* Reduce */ {"reduce", true, false, false, true},
+      /* AllGather */ {"all_gather", true, true, false, false},
+      /* Gather */ {"gather", true, false, false, false},
+      /* Scatter */ {"scatter", false, true, true, false},
+      /* ReduceScatter */ {"reduce_scatter", true, true, true, true},
+      /* AllToAll */ {"all_to_all", true, true, true, false},
+      /* Barrier */ {"barrier", true, true, false, false},
+      /* Agreement */ {"agreement", true, true, false, false},
+      /* Send */ {"send", false, false, true, false},
+      /* Receive */ {"recv", false, false, true, false},
+  };
+  return kPatterns[static_cast<size_t>(kind)];
+}
+inline constexpr size_t kKinds = static_cast<size_t>(Kind::Receive) + 1;
+
+// A contiguous range of this rank's memory.
+struct Piece {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+using Pieces = c10::SmallVector<Piece, 4>;
+
+inline constexpr int kNoRoot = -1;
+inline constexpr int kAnyRank = -1;
+
+struct Request {
+  Kind kind = Kind::Barrier;
+  const char* name = nullptr;  // by which it was called; null: the pattern's
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  c10::Device device = c10::kCPU;
+  ReduceOp op = ReduceOp::Sum;  // of kinds that reduce
+  int root = kNoRoot;
+  // Of a message: the other rank (kAnyRank: any sender), and the tag.
+  int peer = kAnyRank;
+  int tag = 0;
+  // Elements on which all ranks must agree: what each gives (or, when pieces are personal, what goes to
+  // each). All-to-all has no such number; there, the two ends of each piece are compared.
+  uint64_t count = 0;
+  // Given: one piece for all ranks, or, when personal, one for each rank. Taken: one piece from each rank,
+  // or, when reducing, one. Empty where this rank has no part. A broadcast's takers take from the root alone,
+  // and its root takes nothing. A message gives or takes one piece.
+  Pieces give;
+  Pieces take;
+  // The given pieces are adjacent in memory.
+  bool give_is_contiguous = true;
+  std::chrono::milliseconds timeout{0};  // 0: the group's
+  // What owns the pieces' memory, for a call that outlives its caller's scope.
+  std::vector<at::Tensor> keep;
+
+  const char* called() const { return name != nullptr ? name : pattern_of(kind).name; }
+};
+
+inline bool is_message(const Request& request) {
+  return request.kind == Kind::Send || request.kind == Kind::Receive;
+}
+inline bool is_giver(const Request& request, int rank) {
+  return pattern_of(request.kind).all_give || rank == request.root;
+}
+inline bool is_taker(const Request& request, int rank) {
+  if (request.kind == Kind::Broadcast) return rank != request.root;
+  return pattern_of(request.kind).all_take || rank == request.root;
+}
+
+const char* name_of(ReduceOp op);
+
+// "all_reduce of 1000 Float, Sum"; "send of 10 Float to rank 1, tag 0".
+std::string describe(const Request& request);
+// The same of a call of which only these are known. `name`: null for the pattern's.
+struct CallFacts {
+  Kind kind = Kind::Barrier;
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  ReduceOp op = ReduceOp::Sum;
+  int root = kNoRoot;
+  uint64_t count = 0;
+  const char* name = nullptr;
+};
+std::string describe(const CallFacts& call);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,118 @@
+#include "comm/store_control.h"
+
+#include <chrono>
+#include <fmt/format.h>
+#include <stdexcept>
+#include <utility>
+
+#include <lockstep/error.h>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "comm/diagnose.h"
+
+namespace lockstep::comm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// After this long a wait is slow enough to leave word of it.
+constexpr auto kSlow = 1s;
+constexpr auto kAskStore = 500ms;
+
+std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
+
+// What a rank writes: how many data calls it had begun, the label, and the bytes.
+struct Entry {
+  uint64_t data_calls = 0;
+  std::string label;
+  std::string bytes;
+};
+
+std::string encode(const Entry& entry) {
+  return fmt::format("{}\n{}\n", entry.data_calls, entry.label) + entry.bytes;
+}
+
+Entry decode(const std::string& text) {
+  const auto first = text.find('\n');
+  const auto second = first == std::string::npos ? first : text.find('\n', first + 1);
+  if (second == std::string::npos) throw MismatchError("a key of the control channel holds something else");
+  return {.data_calls = std::stoull(text.substr(0, first)),
+          .label = text.substr(first + 1, second - first - 1),
+          .bytes = text.substr(second + 1)};
+}
+
+}  // namespace
+
+StoreControl::StoreControl(ProcessGroup::Impl& group, std::function<uint64_t()> data_calls)
+    : Control(group.rank, group.world_size), group_(group), data_calls_(std::move(data_calls)) {}
+
+std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::string_view mine) {
+  const auto number = exchanges_++;
+  try {
+    const auto deadline = base::Deadline::in(group_.timeout);
+    const auto store = group_.store->until(deadline);
+    store->write(key_of(number, group_.rank),
+                 encode({.data_calls = data_calls_(), .label = label, .bytes = std::string(mine)}));
+    std::vector<std::string> all;
+    for (const auto& text : read_all(number, label, deadline)) {
+      auto entry = decode(text);
+      const auto rank = static_cast<int>(all.size());
+      if (entry.label != label) throw Disagreement{rank, 0, label, entry.label};
+      all.push_back(std::move(entry.bytes));
+    }
+    if (number > 0) store->deleteKey(key_of(number - 1, group_.rank));
+    return all;
+  } catch (...) {
+    throw_diagnosis(group_, label, 0);
+  }
+}
+
+std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, base::Deadline deadline) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < group_.world_size; ++rank) keys.push_back(key_of(number, rank));
+  // Those who exchange on a group that has failed do it because of that failure.
+  const bool knows_of_failure = group_.failed.load(std::memory_order_acquire);
+  const auto give_up = [&] {
+    const auto failure = group_.store->failure();
+    if (!knows_of_failure && failure && failure->rank != group_.rank) {
+      throw std::runtime_error("the wait was given up");
+    }
+    for (const auto& lost : group_.store->ended(store::Ending::Lost)) {
+      // What a rank wrote before it ended is there.
+      if (!group_.store->until(deadline)->check({keys[lost.rank]})) {
+        throw std::runtime_error("Connection closed by peer");
+      }
+    }
+  };
+  try {
+    const auto slow = base::Deadline::in(kSlow);
+    return group_.store->until(slow.remaining() < deadline.remaining() ? slow : deadline)->read(keys, give_up);
+  } catch (const TimeoutError&) {
+    report_waiting(group_, label);
+  }
+  try {
+    return group_.store->until(deadline)->read(keys, give_up);
+  } catch (const TimeoutError& error) {
+    throw std::runtime_error(fmt::format("timed out: {}", error.what()));
+  }
+}
+
+std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere() {
+  try {
+    const auto store = group_.store->until(base::Deadline::in(kAskStore));
+    for (int rank = 0; rank < group_.world_size; ++rank) {
+      if (rank == group_.rank) continue;
+      const auto text = store->look(key_of(exchanges_, rank));
+      if (!text) continue;
+      auto entry = decode(*text);
+      if (entry.data_calls < data_calls_()) return Elsewhere{rank, std::move(entry.label)};
+    }
+  } catch (const Error& error) {
+    base::log_debug("the store does not tell who is in an exchange: {}", error.what());
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::comm

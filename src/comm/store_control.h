@@ -1,0 +1,42 @@
+// The control channel of groups whose ranks share no memory: every exchange is a key of each rank in the
+// group's store, which every rank reads.
+//
+// A rank erases its key of one exchange when it has finished the next: by then all have read it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "base/deadline.h"
+#include "comm/control.h"
+#include "comm/group.h"
+
+namespace lockstep::comm {
+
+class StoreControl final : public Control {
+ public:
+  // `data_calls`: how many data calls this rank has begun on the group.
+  StoreControl(ProcessGroup::Impl& group, std::function<uint64_t()> data_calls);
+
+  // A rank that is in the exchange that would be this rank's next, although it has not made all of the data
+  // calls that this rank has begun: the two do not make the same calls. For a data call that waits.
+  struct Elsewhere {
+    int rank;
+    std::string label;
+  };
+  std::optional<Elsewhere> find_elsewhere();
+
+ protected:
+  std::vector<std::string> exchange_bytes(const char* label, std::string_view mine) override;
+
+ private:
+  std::vector<std::string> read_all(uint64_t number, const char* label, base::Deadline deadline);
+
+  ProcessGroup::Impl& group_;
+  const std::function<uint64_t()> data_calls_;
+  uint64_t exchanges_ = 0;  // begun
+};
+
+}  // namespace lockstep::comm

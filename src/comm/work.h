@@ -1,0 +1,61 @@
+// A call under way: what the public Work refers to.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/process_group.h>
+#include <lockstep/work.h>
+
+#include "comm/request.h"
+
+namespace lockstep {
+
+// Made by a transport (comm/transport.h), which implements the virtual functions.
+struct Work::State {
+  using Clock = std::chrono::steady_clock;
+
+  explicit State(comm::Request&& described) : request(std::move(described)) {}
+  virtual ~State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // Blocks until the transport has done its part. Throws what went wrong; called again, it does the same.
+  virtual void complete() = 0;
+  // Advances the call if the transport needs that; true once complete() would not block.
+  virtual bool is_done() = 0;
+  // When the transport's part ended; nothing while that is not known.
+  virtual std::optional<Clock::time_point> ended() const { return std::nullopt; }
+
+  comm::Request request;
+
+  // The rest is filled in for calls of the public interface.
+  std::shared_ptr<ProcessGroup::Impl> group;
+  std::function<void()> finish;    // copies results into the caller's tensors; may be empty
+  std::vector<at::Tensor> result;  // what Work::result() returns
+  std::exception_ptr error;        // what the first wait() threw
+  bool waited = false;
+};
+
+namespace comm {
+
+// A call of the public interface as its caller sees it.
+struct Prepared {
+  Request request;
+  std::function<void()> finish;    // copies results into the caller's tensors; may be empty
+  std::vector<at::Tensor> result;  // new tensors that the call fills
+};
+
+// Carries the call out and returns when it is complete here.
+void run(ProcessGroup::Impl& group, Prepared& call);
+Work start(const std::shared_ptr<ProcessGroup::Impl>& group, Prepared&& call);
+
+}  // namespace comm
+
+}  // namespace lockstep

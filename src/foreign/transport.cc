@@ -1,0 +1,174 @@
+#include "foreign/transport.h"
+
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "base/aside.h"
+#include "comm/diagnose.h"
+#include "comm/failure.h"
+
+namespace lockstep::foreign {
+
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+using comm::Kind;
+
+// A call that takes longer is worth looking around for.
+constexpr auto kUsualWait = 400ms;
+// After this long a wait is slow enough to leave word of it in the store.
+constexpr auto kSlowWait = 1s;
+constexpr auto kBetweenLooks = 100ms;
+constexpr auto kBetweenQuestions = 2ms;
+
+}  // namespace
+
+struct Transport::Call final : Started {
+  Call(Transport& transport, comm::Request&& described, uint64_t call_number)
+      : Started(transport.group_, std::move(described), call_number, kUsualWait),
+        transport_(transport) {}
+
+  void complete() override {
+    if (!work) return;
+    try {
+      if (!work->isCompleted()) comm::refuse_if_failed(facts);
+      transport_.wait(*this);
+    } catch (...) {
+      comm::throw_diagnosis(facts, text(), number);
+    }
+    note_end();
+    work.reset();
+    if (bring_home) bring_home();
+  }
+
+  bool is_done() override {
+    if (!work) return true;
+    if (work->isCompleted()) {
+      note_end();
+      return true;
+    }
+    return usual.expired() && comm::is_hopeless(facts);
+  }
+
+  std::optional<Clock::time_point> ended() const override { return ended_; }
+
+ private:
+  // The backend does not tell when it was done, so this is when that was first seen.
+  void note_end() {
+    if (!ended_) ended_ = Clock::now();
+  }
+
+  Transport& transport_;
+  std::optional<Clock::time_point> ended_;
+};
+
+Transport::Transport(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend)
+    : group_(group), backend_(std::move(backend)) {}
+
+// A backend's destructor may wait for its calls, and those for ranks that have ended.
+Transport::~Transport() {
+  if (!backend_ || !group_.failed.load()) return;
+  base::run_aside([backend = std::move(backend_)]() mutable { backend.reset(); });
+}
+
+void Transport::run(comm::Request& request) { start(std::move(request))->complete(); }
+
+std::shared_ptr<Work::State> Transport::start(comm::Request&& request) {
+  comm::refuse_if_failed(group_);
+  const auto number = comm::is_message(request) ? 0 : ++calls_;
+  auto call = std::make_shared<Call>(*this, std::move(request), number);
+  try {
+    begin(*call);
+  } catch (...) {
+    comm::throw_diagnosis(group_, call->text(), number);
+  }
+  return call;
+}
+
+void Transport::fail(const Error&) noexcept {
+  if (!backend_) return;
+  interrupt();
+  base::run_aside([backend = std::exchange(backend_, {})]() mutable { backend.reset(); });
+}
+
+void Transport::begin(Started& call) {
+  auto& request = call.request;
+  auto give = given_tensors(request);
+  auto take = taken_tensors(request);
+  const bool divides = request.op == ReduceOp::Avg;
+  const auto op = to_c10d(divides ? ReduceOp::Sum : request.op);
+  const auto divide_by_world = [world_size = group_.world_size](const at::Tensor& sum) {
+    return [sum, world_size] { sum.div_(world_size); };
+  };
+  switch (request.kind) {
+    case Kind::AllReduce:
+    case Kind::Reduce:
+      call.work = request.kind == Kind::Reduce ? reduce(*backend_, give[0], op, request.root)
+                                               : all_reduce(*backend_, give[0], op);
+      if (divides) call.bring_home = divide_by_world(give[0]);
+      break;
+    case Kind::ReduceScatter: {
+      std::vector<Tensors> inputs{give};
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = op;
+      call.work = backend_->reduce_scatter(take, inputs, options);
+      if (divides) call.bring_home = divide_by_world(take[0]);
+      break;
+    }
+    case Kind::Send:
+      call.work = backend_->send(give, request.peer, request.tag);
+      break;
+    case Kind::Receive:
+      call.work = backend_->recv(take, request.peer, request.tag);
+      break;
+    default:
+      call.work = move(*backend_, request, give, take);
+  }
+}
+
+void Transport::wait(Started& call) {
+  if (!ends_soon(call)) wait_and_watch(call);
+}
+
+bool Transport::ends_soon(Started& call) {
+  try {
+    call.work->wait(kUsualWait);
+    return true;
+  } catch (const std::exception&) {
+    return false;  // slow, or failed; or done by now, whatever the exception says
+  }
+}
+
+bool Transport::hopeless(const Started& call) const {
+  if (comm::is_hopeless(group_)) return true;
+  if (control_ == nullptr || call.number == 0) return false;
+  if (const auto elsewhere = control_->find_elsewhere()) {
+    throw comm::Disagreement{elsewhere->rank, call.number, call.text(), elsewhere->label};
+  }
+  return false;
+}
+
+void Transport::wait_and_watch(Started& call) {
+  const auto slow = Deadline::in(kSlowWait);
+  bool reported = false;
+  auto look = Deadline::in(0ms);
+  // Asking again and again costs less than waits that end in an exception.
+  while (!call.work->isCompleted()) {
+    if (look.expired()) {
+      if (hopeless(call)) throw std::runtime_error("the wait was given up");
+      if (slow.expired() && !std::exchange(reported, true)) {
+        comm::report_waiting(group_, comm::numbered(call.number, call.text()));
+      }
+      look = Deadline::in(kBetweenLooks);
+    }
+    std::this_thread::sleep_for(kBetweenQuestions);
+  }
+  call.work->wait();
+}
+
+}  // namespace lockstep::foreign

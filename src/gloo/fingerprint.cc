@@ -1,0 +1,52 @@
+#include "gloo/fingerprint.h"
+
+#include <fmt/format.h>
+
+namespace lockstep::gloo {
+
+namespace {
+
+// Every bit of the result depends on every bit of `word`.
+uint64_t mixed(uint64_t word) {
+  word = (word ^ (word >> 32)) * 0xd6e8feb86659fd93;
+  word = (word ^ (word >> 32)) * 0xd6e8feb86659fd93;
+  return word ^ (word >> 32);
+}
+
+}  // namespace
+
+Fingerprint fingerprint_of(const comm::Request& request, uint64_t number) {
+  Fingerprint call{.number = number,
+                   .count = static_cast<int64_t>(request.count),
+                   .root = request.root,
+                   .kind = request.kind,
+                   .dtype = static_cast<int8_t>(request.dtype)};
+  if (comm::pattern_of(request.kind).reduces) call.op = static_cast<uint8_t>(request.op);
+  // A transport of equal pieces: their number of elements is what the ranks must agree on.
+  if (request.kind == comm::Kind::AllToAll) {
+    size_t bytes = 0;
+    for (const auto& piece : request.give) bytes += piece.bytes;
+    call.count = static_cast<int64_t>(bytes / c10::elementSize(request.dtype));
+  }
+  return call;
+}
+
+std::string describe(const Fingerprint& call) {
+  if (static_cast<size_t>(call.kind) >= comm::kKinds) return "a call of another version of lockstep";
+  const comm::CallFacts facts{.kind = call.kind,
+                              .dtype = static_cast<c10::ScalarType>(call.dtype),
+                              .op = static_cast<ReduceOp>(call.op),
+                              .root = call.root,
+                              .count = static_cast<uint64_t>(call.count)};
+  if (call.kind != comm::Kind::AllToAll) return comm::describe(facts);
+  return fmt::format("all_to_all of {} {}", call.count, c10::toString(facts.dtype));
+}
+
+uint32_t digest(const Fingerprint& call) {
+  const auto small = static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32 |
+                     static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 |
+                     static_cast<uint8_t>(call.dtype);
+  return static_cast<uint32_t>(mixed(mixed(static_cast<uint64_t>(call.count)) + small) >> 40);
+}
+
+}  // namespace lockstep::gloo

@@ -1,0 +1,38 @@
+// What the ranks of a group must agree on when they make a call, small enough to be sent with every one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "comm/request.h"
+
+namespace lockstep::gloo {
+
+struct Fingerprint {
+  static constexpr uint8_t kNoOp = 255;
+
+  uint64_t number = 0;  // of the collective in its group; 0 for a message
+  int64_t count = 0;    // elements that this rank gives
+  int32_t root = comm::kNoRoot;
+  comm::Kind kind = comm::Kind::Barrier;
+  uint8_t op = kNoOp;
+  int8_t dtype = 0;
+  uint8_t unused = 0;
+
+  bool operator==(const Fingerprint&) const = default;
+};
+// It travels as its bytes.
+static_assert(std::is_trivially_copyable_v<Fingerprint> &&
+              std::has_unique_object_representations_v<Fingerprint>);
+
+Fingerprint fingerprint_of(const comm::Request& request, uint64_t number);
+
+// "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0".
+std::string describe(const Fingerprint& call);
+
+// Equal for calls that may be matched with each other, and for others with a chance of 2^-24 only; 24 bits.
+// The number is left out.
+uint32_t digest(const Fingerprint& call);
+
+}  // namespace lockstep::gloo

@@ -1,0 +1,68 @@
+#include "gloo/make_gloo.h"
+
+#include <lockstep/error.h>
+
+#include "gloo/no_sigpipe.h"
+#include "gloo/patient_threads.h"
+
+#ifdef USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#endif
+
+namespace lockstep::gloo {
+
+#ifdef USE_C10D_GLOO
+
+namespace {
+
+struct GlooInside : c10d::ProcessGroupGloo {
+  static constexpr uint32_t c10d::ProcessGroupGloo::*kTag = &GlooInside::collectiveCounter_;
+};
+
+}  // namespace
+
+bool has_gloo() { return true; }
+
+bool is_gloo(const c10d_backend& backend) {
+  return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
+}
+
+void mark_next_collective(c10d_backend& gloo, uint32_t bits) {
+  // The low bits go on counting: calls under way at the same time keep tags of their own.
+  auto& tag = dynamic_cast<c10d::ProcessGroupGloo&>(gloo).*GlooInside::kTag;
+  tag = bits << 8 | (tag & 0xff);
+}
+
+c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                           int world_size, std::chrono::milliseconds timeout,
+                                           const std::string& address) {
+  const NoSigpipe quiet;  // for Gloo's threads
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->threads = 2;  // as Python's torch.distributed: two collectives can be under way at a time
+  {
+    // Gloo's event thread takes a connection's lock only if it is free, and asks again at once if it is not.
+    // When it has just taken the CPU from the thread that holds the lock, it goes on asking until its time
+    // slice is over: milliseconds, for every message.
+    const PatientThreads event_thread;
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  }
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+}
+
+#else
+
+bool has_gloo() { return false; }
+
+bool is_gloo(const c10d_backend&) { return false; }
+
+void mark_next_collective(c10d_backend&, uint32_t) {}
+
+c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, int, int,
+                                           std::chrono::milliseconds, const std::string&) {
+  throw UsageError(
+      "this LibTorch was built without Gloo\nhint: use a LibTorch built with USE_GLOO, such as Debian's");
+}
+
+#endif
+
+}  // namespace lockstep::gloo

@@ -1,0 +1,40 @@
+// LibTorch's Gloo as a transport, with everything that Gloo lacks or needs: dtypes and operations (gaps.h),
+// a comparison of the ranks' calls (agreement.h), waits that can be given up (interrupter.h), writes that
+// raise no SIGPIPE (no_sigpipe.h).
+#pragma once
+
+#include <memory>
+
+#include "foreign/transport.h"
+#include "gloo/agreement.h"
+#include "gloo/interrupter.h"
+
+namespace lockstep::gloo {
+
+class Transport final : public foreign::Transport {
+ public:
+  // `gloo` is one of LibTorch's Gloo backends.
+  Transport(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> gloo);
+  ~Transport() override;
+
+  bool carries(c10::Device device) const override { return device.is_cpu(); }
+  std::shared_ptr<Work::State> start(comm::Request&& request) override;
+
+ protected:
+  void begin(foreign::Started& call) override;
+  void wait(foreign::Started& call) override;
+  void interrupt() noexcept override;
+
+ private:
+  void begin_reduction(foreign::Started& call);
+  void begin_reduce_scatter(foreign::Started& call);
+  void begin_message(foreign::Started& call);
+  void begin_move(foreign::Started& call);
+  void wait_for_collective(foreign::Started& call);
+  void wait_for_message(foreign::Started& call);
+
+  const std::unique_ptr<Agreement> agreement_;  // null: calls are not compared
+  Interrupter interrupter_;
+};
+
+}  // namespace lockstep::gloo

@@ -1,0 +1,295 @@
+#include "reducer/launcher.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "comm/control.h"
+#include "comm/failure.h"
+#include "comm/from_tensors.h"
+#include "comm/generation.h"
+#include "comm/purpose.h"
+
+namespace lockstep::reducer {
+
+namespace {
+
+bool is_average_free(const void* transport, at::ScalarType dtype) {
+  return static_cast<const comm::Transport*>(transport)->averages(dtype);
+}
+
+}  // namespace
+
+Launcher::Launcher(std::shared_ptr<ProcessGroup> group, const Parameters& parameters, PlanCaps caps,
+                   bool as_view)
+    : group_(std::move(group)),
+      parameters_(parameters),
+      caps_(caps),
+      as_view_(as_view),
+      places_(parameters.size()) {}
+
+// ---- The plan
+
+void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& sparse) {
+  std::vector<PlanItem> items;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& tensor = parameters_[i].tensor;
+    items.push_back({.bytes = tensor.nbytes(),
+                     .dtype = tensor.scalar_type(),
+                     .device = tensor.device(),
+                     .sparse = sparse[i]});
+  }
+  for (auto& members : make_plan(items, order, caps_)) {
+    const bool is_sparse = sparse[members.front()];
+    for (size_t slot = 0; slot < members.size(); ++slot) {
+      places_[members[slot]] = {.bucket = buckets_.size(), .slot = slot};
+    }
+    pending_.push_back(members.size());
+    // Each takes its gradients in before the next is made, so that there is never much more than one copy.
+    buckets_.emplace_back(*group_, parameters_, std::move(members), is_sparse);
+    auto& bucket = buckets_.back();
+    if (!is_sparse) last_dense_ = buckets_.size() - 1;
+    for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+      const auto& tensor = parameters_[bucket.members()[slot]].tensor;
+      const auto& gradient = tensor.grad();
+      if (gradient.defined() && !gradient.requires_grad() && gradient.is_sparse() == is_sparse) {
+        bucket.take_in(slot, tensor, as_view_, 1);
+      }
+    }
+  }
+  launched_.reserve(buckets_.size());
+  timeline_.begin(buckets_.size());
+}
+
+// ---- In
+
+void Launcher::begin(int participants, bool takes_part) {
+  generation_ = comm::generation_of(*group_);
+  mean_ = Mean(participants, generation_->world_size, generation_->transport.get(), &is_average_free);
+  takes_part_ = takes_part;
+  timeline_.begin(buckets_.size());
+}
+
+// A hook divides by itself.
+double Launcher::factor_of(const Bucket& bucket) const {
+  return bucket.sparse() || hook_ ? 1 : mean_.factor(bucket.flat().scalar_type());
+}
+
+void Launcher::filled(const Place& place) {
+  if (--pending_[place.bucket] == 0) timeline_.ready(place.bucket);
+}
+
+void Launcher::add(size_t parameter) {
+  const auto& place = places_[parameter];
+  if (place.bucket == SIZE_MAX) return;
+  auto& bucket = buckets_[place.bucket];
+  bucket.take_in(place.slot, parameters_[parameter].tensor, as_view_, factor_of(bucket));
+  filled(place);
+}
+
+void Launcher::add_bystander(size_t parameter) {
+  auto& place = places_[parameter];
+  if (place.bucket == SIZE_MAX) return;
+  auto& bucket = buckets_[place.bucket];
+  place.bystander = true;
+  place.lent = bucket.lend(place.slot, parameters_[parameter].tensor, factor_of(bucket));
+  filled(place);
+}
+
+void Launcher::add_nothing() {
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    auto& bucket = buckets_[index];
+    if (bucket.sparse()) {
+      parameters_[bucket.members().front()].tensor.mutable_grad() = at::Tensor();
+    } else {
+      bucket.flat().zero_();
+    }
+    pending_[index] = 0;
+  }
+}
+
+// ---- Under way
+
+template <class Body>
+auto Launcher::on_behalf_of(size_t index, Body&& body) {
+  const auto describe_purpose = [&] { return purpose_of(index); };
+  const comm::Purpose purpose(describe_purpose);
+  try {
+    return body();
+  } catch (const Error&) {
+    comm::throw_failure(*generation_);
+  }
+}
+
+void Launcher::launch_full_buckets() {
+  while (launched_.size() < buckets_.size() && pending_[launched_.size()] == 0) launch(launched_.size());
+}
+
+void Launcher::launch(size_t index) {
+  const Timeline::Exposed exposed(timeline_);
+  timeline_.launched(index);
+  auto& launched = launched_.emplace_back();
+  auto& bucket = buckets_[index];
+  on_behalf_of(index, [&] {
+    if (bucket.sparse()) {
+      const auto& parameter = parameters_[bucket.members().front()].tensor;
+      launched.sparse.emplace(parameter.grad(), parameter);
+    } else if (hook_) {
+      auto described = describe(index);
+      launched.answer = hook_(described, *group_);
+    } else {
+      auto request = comm::all_reduce_of(bucket.flat(), mean_.op(bucket.flat().scalar_type()));
+      request.keep.push_back(bucket.flat());
+      launched.call = generation_->transport->start(std::move(request));
+    }
+  });
+}
+
+// The time counts as exposed: what this rank does here, it does for the exchange.
+void Launcher::poll() {
+  if (first_under_way_ == launched_.size()) return;
+  const Timeline::Exposed exposed(timeline_);
+  for (; first_under_way_ < launched_.size(); ++first_under_way_) {
+    const auto& call = launched_[first_under_way_].call;
+    if (!call) continue;
+    if (!call->is_done()) return;
+    timeline_.finished(first_under_way_, call->ended().value_or(Timeline::Clock::now()));
+  }
+}
+
+// ---- Out
+
+// All sparse buckets together: the ranks exchange the numbers of rows once.
+void Launcher::start_sparse() {
+  std::vector<int64_t> rows;
+  for (const auto& launched : launched_) {
+    if (launched.sparse) rows.push_back(launched.sparse->rows());
+  }
+  if (rows.empty()) return;
+  const auto all_rows = comm::control_of(*group_).gather_lists("DDP gradients, rows of sparse ones", rows);
+  size_t next = 0;
+  for (size_t index = 0; index < launched_.size(); ++index) {
+    auto& sparse = launched_[index].sparse;
+    if (!sparse) continue;
+    std::vector<int64_t> of_ranks;
+    for (const auto& theirs : all_rows) of_ranks.push_back(theirs.at(next));
+    on_behalf_of(index, [&] { sparse->start(*group_, std::move(of_ranks)); });
+    ++next;
+  }
+}
+
+// Returns the average of a sparse bucket, which has no memory.
+at::Tensor Launcher::wait_for(size_t index) {
+  auto& launched = launched_[index];
+  auto& flat = buckets_[index].flat();
+  if (launched.sparse) return launched.sparse->finish(mean_);
+  if (launched.call) {
+    launched.call->complete();
+    timeline_.finished(index, launched.call->ended().value_or(Timeline::Clock::now()));
+    mean_.finish(flat);
+    return {};
+  }
+  const auto averaged = launched.answer->wait();
+  if (averaged.numel() != flat.numel()) {
+    throw UsageError(base::compose({.what = "the communication hook answered with a tensor of another size",
+                                    .evidence = fmt::format("bucket {} has {} elements, the answer {}", index,
+                                                            flat.numel(), averaged.numel()),
+                                    .hint = "a hook answers with a tensor like its bucket's buffer"}));
+  }
+  if (averaged.data_ptr() != flat.data_ptr()) flat.copy_(averaged.view({-1}));
+  return {};
+}
+
+void Launcher::finish(const std::function<std::vector<bool>()>& used_anywhere) {
+  const Timeline::Exposed exposed(timeline_);
+  start_sparse();
+  std::vector<at::Tensor> sparse_averages(buckets_.size());
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    sparse_averages[index] = on_behalf_of(index, [&] { return wait_for(index); });
+    timeline_.finished(index);
+  }
+  const auto used = used_anywhere();
+  for (size_t index = 0; index < buckets_.size(); ++index) hand_out(index, sparse_averages[index], used);
+}
+
+void Launcher::hand_out(size_t index, const at::Tensor& sparse_average, const std::vector<bool>& used) {
+  auto& bucket = buckets_[index];
+  for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+    const auto member = bucket.members()[slot];
+    const auto& place = places_[member];
+    if (place.bystander && !used[member]) {
+      bucket.restore(slot, place.lent);
+    } else if (bucket.sparse()) {
+      parameters_[member].tensor.mutable_grad() = sparse_average;
+    } else {
+      bucket.hand_out(slot, parameters_[member].tensor, as_view_);
+    }
+  }
+}
+
+void Launcher::end_pass() {
+  timeline_.end();
+  drop();
+}
+
+void Launcher::drop() {
+  // First: what is under way holds on to the connections by which the others are told.
+  launched_.clear();
+  first_under_way_ = 0;
+  generation_.reset();
+  for (size_t index = 0; index < buckets_.size(); ++index) pending_[index] = buckets_[index].members().size();
+  for (auto& place : places_) {
+    place.bystander = false;
+    place.lent.reset();
+  }
+}
+
+// ---- What it tells
+
+GradBucket Launcher::describe(size_t index) const {
+  const auto& bucket = buckets_[index];
+  GradBucket described{.index = index,
+                       .is_last = index == last_dense_,
+                       .buffer = bucket.flat(),
+                       .takes_part = takes_part_,
+                       .participants = mean_.participants(),
+                       .mean = mean_};
+  for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+    const auto& parameter = parameters_[bucket.members()[slot]];
+    described.gradients.push_back(bucket.view(slot));
+    described.parameters.push_back(parameter.tensor);
+    described.names.push_back(parameter.name);
+  }
+  return described;
+}
+
+// "DDP gradients, bucket 0 (fc.weight, fc.bias, …)"
+std::string Launcher::purpose_of(size_t index) const {
+  constexpr size_t kShown = 2;
+  std::string names;
+  const auto& members = buckets_[index].members();
+  for (size_t slot = 0; slot < std::min(members.size(), kShown); ++slot) {
+    names += (slot == 0 ? "" : ", ") + parameters_[members[slot]].name;
+  }
+  return fmt::format("DDP gradients, bucket {} ({}{})", index, names, members.size() > kShown ? ", …" : "");
+}
+
+DdpStats Launcher::stats() const {
+  auto stats = timeline_.stats();
+  stats.buckets.resize(buckets_.size());
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    const auto& bucket = buckets_[index];
+    auto& reported = stats.buckets[index];
+    for (const auto member : bucket.members()) reported.parameters.push_back(parameters_[member].name);
+    reported.dtype = c10::toString(parameters_[bucket.members().front()].tensor.scalar_type());
+    reported.bytes = bucket.sparse() ? 0 : static_cast<int64_t>(bucket.flat().nbytes());
+    stats.bytes += reported.bytes;
+  }
+  return stats;
+}
+
+}  // namespace lockstep::reducer

@@ -1,0 +1,152 @@
+#include "rendezvous/foreign_store.h"
+
+#include <fmt/format.h>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/aside.h"
+#include "base/error_text.h"
+#include "base/host.h"
+#include "base/log.h"
+
+namespace lockstep::rendezvous {
+
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+
+std::vector<uint8_t> as_bytes_of_store(const std::string& text) { return {text.begin(), text.end()}; }
+std::string as_text_of_store(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::string failed_key(const std::string& topic) { return topic + "failed"; }
+
+}  // namespace
+
+ForeignStore::ForeignStore(c10::intrusive_ptr<c10d::Store> store, int rank)
+    : store_(std::move(store)), rank_(rank) {}
+
+template <class Call>
+auto ForeignStore::within(Deadline deadline, Call call) const {
+  const auto where = [&] { return fmt::format("rank {}, host {}", rank_, base::host_name()); };
+  auto answer = base::run_aside([store = store_, call = std::move(call)]() mutable { return call(*store); });
+  // Once stuck, always stuck: its connection is waiting for another answer.
+  if (stuck_ || answer.wait_for(deadline.remaining()) != std::future_status::ready) {
+    stuck_ = true;
+    throw TimeoutError(base::compose(
+        {.what = "the store where the ranks meet does not answer",
+         .where = where(),
+         .evidence = fmt::format("within {:.1f} s", static_cast<double>(deadline.budget().count()) / 1000.0),
+         .hint = "look at the process that hosts it: rank 0, or the launcher's agent"}));
+  }
+  try {
+    return answer.get();
+  } catch (const std::exception& error) {
+    throw PeerLostError(base::compose({.what = "the store where the ranks meet is gone",
+                                       .where = where(),
+                                       .evidence = error.what(),
+                                       .hint = "look at the output of the process that hosts it"}));
+  }
+}
+
+void ForeignStore::set(const std::string& key, const std::string& value, Deadline deadline) {
+  within(deadline, [key, value](c10d::Store& store) { store.set(key, as_bytes_of_store(value)); });
+  const std::lock_guard lock(mutex_);
+  written_.insert(key);
+}
+
+std::string ForeignStore::compare_set(const std::string& key, const std::string& expected,
+                                      const std::string& wanted, Deadline deadline) {
+  return as_text_of_store(within(deadline, [=](c10d::Store& store) {
+    return store.compareSet(key, as_bytes_of_store(expected), as_bytes_of_store(wanted));
+  }));
+}
+
+// The store's own waiting cannot be given up in LibTorch 1.13: its late answer would be taken for that of the
+// next request. So ask again and again, with growing pauses.
+ForeignStore::Values ForeignStore::get(const Values& keys, Deadline deadline, const GiveUp& give_up) {
+  for (auto pause = 1ms; !check(keys, deadline); pause = std::min(pause * 2, 32ms)) {
+    if (give_up) give_up();
+    if (deadline.expired()) {
+      throw TimeoutError(
+          base::compose({.what = fmt::format("\"{}\" did not appear in the store", keys.front()),
+                         .where = fmt::format("rank {}, host {}", rank_, base::host_name()),
+                         .evidence = fmt::format("within {:.1f} s",
+                                                 static_cast<double>(deadline.budget().count()) / 1000.0),
+                         .hint = "look at the output of the other ranks"}));
+    }
+    std::this_thread::sleep_for(std::min(std::chrono::milliseconds(pause), deadline.remaining()));
+  }
+  return within(deadline, [keys](c10d::Store& store) {
+    Values values;
+    for (const auto& key : keys) values.push_back(as_text_of_store(store.get(key)));
+    return values;
+  });
+}
+
+int64_t ForeignStore::add(const std::string& key, int64_t amount, Deadline deadline) {
+  const auto sum = within(deadline, [=](c10d::Store& store) { return store.add(key, amount); });
+  const std::lock_guard lock(mutex_);
+  written_.insert(key);
+  return sum;
+}
+
+bool ForeignStore::check(const Values& keys, Deadline deadline) {
+  return within(deadline, [keys](c10d::Store& store) { return store.check(keys); });
+}
+
+bool ForeignStore::erase(const std::string& key, Deadline deadline) {
+  return within(deadline, [key](c10d::Store& store) { return store.deleteKey(key); });
+}
+
+int64_t ForeignStore::count(Deadline deadline) {
+  return within(deadline, [](c10d::Store& store) { return store.getNumKeys(); });
+}
+
+// Each erases its own: such a store does not count who is done.
+void ForeignStore::forget(const std::string& prefix, int) noexcept {
+  try {
+    std::vector<std::string> keys;
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(written_, [&](const std::string& key) {
+        if (!key.starts_with(prefix)) return false;
+        keys.push_back(key);
+        return true;
+      });
+    }
+    if (stuck_) return;
+    base::run_aside([store = store_, keys = std::move(keys)] {
+      for (const auto& key : keys) store->deleteKey(key);
+    });
+  } catch (const std::exception& error) {
+    base::log_debug("cannot erase keys of the store: {}", error.what());
+  }
+}
+
+void ForeignStore::fail(const std::string& topic, const std::string& text) noexcept {
+  try {
+    const auto deadline = Deadline::in(1s);
+    if (!check({failed_key(topic)}, deadline))
+      set(failed_key(topic), fmt::format("{}\n{}", rank_, text), deadline);
+  } catch (const std::exception& error) {
+    base::log_debug("cannot leave word of an error: {}", error.what());
+  }
+}
+
+std::optional<store::Failure> ForeignStore::failure(const std::string& topic) const {
+  try {
+    const auto words = within(Deadline::in(1s), [key = failed_key(topic)](c10d::Store& store) {
+      return store.check({key}) ? as_text_of_store(store.get(key)) : std::string();
+    });
+    const auto end = words.find('\n');
+    if (end == std::string::npos) return std::nullopt;
+    return store::Failure{std::stoi(words), words.substr(end + 1), Deadline::Clock::now()};
+  } catch (const std::exception& error) {
+    base::log_debug("the store does not answer: {}", error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace lockstep::rendezvous

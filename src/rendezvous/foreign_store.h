@@ -1,0 +1,49 @@
+// A store of LibTorch's, given by a caller or by torchrun, with deadlines.
+//
+// LibTorch's stores have calls that wait for their host without an end. So each call runs on a thread of its
+// own; when it takes too long, the thread is left behind and the store is not asked again. Such a store says
+// nothing of ranks that end.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <set>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "store/key_values.h"
+
+namespace lockstep::rendezvous {
+
+class ForeignStore final : public store::KeyValues {
+ public:
+  ForeignStore(c10::intrusive_ptr<c10d::Store> store, int rank);
+
+  void set(const std::string& key, const std::string& value, base::Deadline deadline) override;
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& wanted,
+                          base::Deadline deadline) override;
+  Values get(const Values& keys, base::Deadline deadline, const GiveUp& give_up) override;
+  int64_t add(const std::string& key, int64_t amount, base::Deadline deadline) override;
+  bool check(const Values& keys, base::Deadline deadline) override;
+  bool erase(const std::string& key, base::Deadline deadline) override;
+  int64_t count(base::Deadline deadline) override;
+  void forget(const std::string& prefix, int holders) noexcept override;
+  void fail(const std::string& topic, const std::string& text) noexcept override;
+  std::optional<store::Failure> failure(const std::string& topic) const override;
+  std::map<int, store::Ended> ended() const override { return {}; }
+  uint64_t subscribe(std::function<void()>) override { return 0; }
+  void unsubscribe(uint64_t) override {}
+
+ private:
+  template <class Call>
+  auto within(base::Deadline deadline, Call call) const;
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  mutable std::atomic<bool> stuck_{false};
+  std::mutex mutex_;
+  std::set<std::string> written_;  // by this rank
+};
+
+}  // namespace lockstep::rendezvous

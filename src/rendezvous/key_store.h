@@ -1,0 +1,92 @@
+// The part of the job's store that belongs to one group of ranks; LibTorch's backends and shared memory meet
+// in it, too, which is why it is a c10d::Store.
+//
+// Ranks are numbered as in the group. A call ends when its time is over (TimeoutError), when the store is
+// gone, or when it waits for a key and a rank of the group is lost (PeerLostError).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "base/deadline.h"
+#include "compat/store.h"
+#include "store/key_values.h"
+
+namespace lockstep::rendezvous {
+
+class KeyStore;
+using KeyStorePtr = c10::intrusive_ptr<KeyStore>;
+
+class KeyStore final : public compat::Store {
+ public:
+  // `timeout`: of each call. The ranks of the job are those of the group.
+  KeyStore(std::shared_ptr<store::KeyValues> values, std::string prefix, std::chrono::milliseconds timeout);
+
+  // The keys below `name`, for the same ranks or for some of them.
+  KeyStorePtr under(const std::string& name) const;
+  KeyStorePtr under(const std::string& name, const std::vector<int>& ranks) const;
+  // The same keys; every call ends at the deadline, however many there are.
+  KeyStorePtr until(base::Deadline deadline) const;
+  // Keys of its own, with which a backend's ranks connect. A check for what is not there throws, too, when a
+  // rank of the group is lost: backends ask again and again.
+  KeyStorePtr for_backend(base::Deadline deadline) const;
+
+  // c10d's interface.
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& wanted) override;
+  std::vector<uint8_t> get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t amount) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+
+  // In texts.
+  void write(const std::string& key, const std::string& value);
+  // Nothing while it is not there.
+  std::optional<std::string> look(const std::string& key);
+  // Waits until all are there. `give_up` is called now and then meanwhile, and throws to end the wait.
+  std::vector<std::string> read(const std::vector<std::string>& keys, const std::function<void()>& give_up);
+
+  // This rank and `holders` - 1 others have no more use for the keys. Does not wait.
+  void forget(int holders) noexcept { values_->forget(prefix_, holders); }
+
+  // Ends the group's work: every rank of it learns the words. Does not wait.
+  void fail(const std::string& words) noexcept { values_->fail(prefix_, words); }
+  std::optional<store::Failure> failure() const;  // the rank is the group's
+
+  // The ranks of the group that have ended in this way, in the order in which this became known.
+  struct EndedRank {
+    int rank;
+    base::Deadline::Clock::time_point since;
+  };
+  std::vector<EndedRank> ended(store::Ending how) const;
+
+  uint64_t subscribe(std::function<void()> heard) { return values_->subscribe(std::move(heard)); }
+  void unsubscribe(uint64_t subscription) { values_->unsubscribe(subscription); }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> copy() const override;
+  void refuse_if_lost(const std::string& key) const;
+  template <class Call>
+  auto asked(const std::string& key, Call&& call) const;
+  base::Deadline deadline() const { return deadline_within(timeout_); }
+  base::Deadline deadline_within(std::chrono::milliseconds timeout) const;
+  std::vector<std::string> whole(const std::vector<std::string>& keys) const;
+  std::vector<std::string> get_all(const std::vector<std::string>& keys, base::Deadline deadline);
+
+  std::shared_ptr<store::KeyValues> values_;
+  std::string prefix_;        // ends with a slash, so that none is the beginning of another
+  std::vector<int> members_;  // the job's numbers of the group's ranks; empty: they are the same
+  std::optional<base::Deadline> until_;
+  bool watched_ = false;  // see for_backend()
+};
+
+}  // namespace lockstep::rendezvous

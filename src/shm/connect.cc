@@ -1,0 +1,166 @@
+// Makes an endpoint and connects it to those of the other ranks.
+#include <fmt/format.h>
+#include <set>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <lockstep/error.h>
+
+#include "base/env.h"
+#include "base/error_text.h"
+#include "shm/bell.h"
+#include "shm/endpoint.h"
+#include "shm/process_memory.h"
+#include "tuning/topology.h"
+
+namespace lockstep::shm {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a waiting rank keeps its core busy before it sleeps. Longer than the kernel takes to wake it.
+constexpr auto kSpin = 100us;
+
+// How many CPUs the ranks may use together.
+size_t cpus_of(const std::vector<Peer>& peers) {
+  std::set<int> cpus;
+  for (const auto& peer : peers) {
+    for (const int cpu : tuning::parse_cpu_list(peer.facts.cpus)) cpus.insert(cpu);
+  }
+  return cpus.size();
+}
+
+// Whether calls that nobody waits for are left to the threads that make them, which come by again (poll):
+// another thread would only take their CPU. LOCKSTEP_PROGRESS says otherwise.
+bool are_carried_on_inline(bool has_spare_cpus) {
+  const auto wanted = base::env_string("LOCKSTEP_PROGRESS");
+  if (wanted == "inline") return true;
+  if (wanted == "thread") return false;
+  return !has_spare_cpus;
+}
+
+Lane other(Lane lane) { return lane == Lane::Data ? Lane::Control : Lane::Data; }
+
+RankWords& words_in(Segment& segment, Lane lane, int world_size) {
+  auto* const base = segment.at(0, first_extent_bytes(world_size)) + lane_at(lane, world_size);
+  return *reinterpret_cast<RankWords*>(base + kWordsAt);
+}
+
+int checked_world(int rank, int world_size) {
+  if (rank >= 0 && rank < world_size && world_size <= kMaxWorld) return world_size;
+  throw UsageError(base::compose(
+      {.what = "a shared-memory group cannot be made",
+       .evidence = "rank is " + std::to_string(rank) + ", world size is " + std::to_string(world_size),
+       .hint = "ranks go from 0 to world size - 1; one machine holds at most " + std::to_string(kMaxWorld)}));
+}
+
+}  // namespace
+
+Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                   std::chrono::milliseconds timeout, std::string group)
+    : rank_(rank),
+      world_size_(checked_world(rank, world_size)),
+      timeout_(timeout),
+      group_(std::move(group)),
+      lane_(Lane::Data),
+      segment_(Segment::create("lockstep-" + std::to_string(rank), first_extent_bytes(world_size))),
+      memory_(process_memory()),
+      messages_arena_(std::make_shared<Arena>(segment_)),
+      mine_(words_in(*segment_, lane_, world_size)),
+      mine_in_other_lane_(words_in(*segment_, other(lane_), world_size)),
+      mesh_(std::make_shared<Mesh>(std::move(store), rank, world_size, segment_, memory_->shared_segment())) {}
+
+Endpoint::Endpoint(const Endpoint& data, Lane lane)
+    : rank_(data.rank_),
+      world_size_(data.world_size_),
+      timeout_(data.timeout_),
+      group_(data.group_),
+      lane_(lane),
+      segment_(data.segment_),
+      memory_(data.memory_),
+      mine_(words_in(*segment_, lane_, world_size_)),
+      mine_in_other_lane_(words_in(*segment_, other(lane_), world_size_)),
+      mesh_(data.mesh_) {}
+
+std::shared_ptr<Endpoint> Endpoint::control_lane_of(const Endpoint& data) {
+  std::shared_ptr<Endpoint> endpoint(new Endpoint(data, Lane::Control));
+  const Lock lock(endpoint->mutex_);
+  endpoint->open();
+  return endpoint;
+}
+
+Endpoint::~Endpoint() = default;
+
+void Endpoint::connect() {
+  try {
+    mesh_->connect(base::Deadline::in(timeout_), cancelled_);
+    const Lock lock(mutex_);
+    open();
+  } catch (const Error& error) {
+    const Lock lock(mutex_);
+    set_failure(std::string(error.kind()), error.what(), error.culprits());
+    throw;
+  } catch (const std::exception& error) {
+    const Lock lock(mutex_);
+    set_failure("Error", error.what());
+    throw;
+  }
+  ring(mine_.bell);
+}
+
+void Endpoint::open() {
+  Board::Segments segments, memories;
+  for (const auto& peer : mesh_->peers()) {
+    segments.push_back(peer.segment);
+    memories.push_back(peer.memory);
+  }
+  const auto cpus = cpus_of(mesh_->peers());
+  // More ranks than CPUs to run them on: then busy waiting only keeps the awaited one from running.
+  const bool crowded = mesh_->peers().size() > cpus;
+  const auto spin = base::env_int("LOCKSTEP_SPIN_US", 0, 1000000);
+  inline_ = are_carried_on_inline(mesh_->peers().size() * at::get_num_threads() < cpus);
+  spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
+  other_lane_.emplace(rank_, other(lane_), segments, memories, crowded);
+  board_.emplace(rank_, lane_, std::move(segments), std::move(memories), crowded);
+  if (messages_arena_) messages_.emplace(*board_, *messages_arena_);
+  if (failure_) publish_failure();
+  while (!waiting_messages_.empty()) {
+    messages_->add(*waiting_messages_.front());
+    waiting_messages_.erase(waiting_messages_.begin());
+  }
+}
+
+void Endpoint::connect_in_background() {
+  const Lock lock(mutex_);
+  need_background();
+}
+
+bool Endpoint::averages(c10::ScalarType dtype) const {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+}
+
+at::Tensor Endpoint::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  if (!options.device().is_cpu() || options.layout() != at::kStrided) return at::empty(sizes, options);
+  // Of the process as it is now: a child that was forked has memory of its own.
+  const auto arena = process_memory();
+  const auto block = arena->allocate(c10::multiply_integers(sizes) * c10::elementSize(dtype));
+  return at::from_blob(
+      block.data, sizes, [arena, offset = block.offset](void*) { arena->free(offset); },
+      at::TensorOptions().dtype(dtype).requires_grad(options.requires_grad()));
+}
+
+void Endpoint::refuse_in_child() const {
+  if (!segment_->inherited()) return;
+  throw UsageError(base::compose(
+      {.what = "a forked process cannot use the groups of its parent",
+       .where = where(nullptr),
+       .evidence = fmt::format("the group was made in process {}, this is its child {}",
+                               mesh_->peers()[rank_].facts.pid, ::getpid()),
+       .hint = "communicate in the parent only, or make a group of its own in the child, after the fork"}));
+}
+
+}  // namespace lockstep::shm

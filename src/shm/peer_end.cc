@@ -1,0 +1,81 @@
+#include "shm/peer_end.h"
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <optional>
+#include <poll.h>
+#include <sstream>
+#include <string_view>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+namespace lockstep::shm {
+
+namespace {
+
+bool readable_now(const base::Fd& fd) {
+  pollfd polled{fd.get(), POLLIN, 0};
+  return ::poll(&polled, 1, 0) > 0 && polled.revents != 0;
+}
+
+std::string describe_end(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
+  if (!WIFSIGNALED(wait_status)) return "";
+  const char* words = ::sigdescr_np(WTERMSIG(wait_status));
+  return fmt::format("killed by signal {} ({})", WTERMSIG(wait_status), words != nullptr ? words : "unknown");
+}
+
+// A process that has ended and that its parent has not asked about yet.
+std::optional<int> wait_status_of_zombie(const base::Fd& process, int pid) {
+  base::Fd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return std::nullopt;
+  std::array<char, 1024> text = {};
+  const auto length = ::read(file.get(), text.data(), text.size());
+  if (length <= 0) return std::nullopt;
+  // The second field is the program's name in parentheses, in which anything may stand.
+  const std::string_view line(text.data(), static_cast<size_t>(length));
+  const auto name_end = line.rfind(')');
+  if (name_end == std::string_view::npos) return std::nullopt;
+  std::istringstream rest{std::string(line.substr(name_end + 1))};
+  std::vector<std::string> fields;
+  for (std::string field; rest >> field;) fields.push_back(field);
+  constexpr size_t kState = 0, kExitCode = 49;  // the third and the 52nd field of the line
+  if (fields.size() <= kExitCode || fields[kState] != "Z") return std::nullopt;
+  // The number cannot have come to mean another process if ours has not been reaped even now.
+  if (::syscall(SYS_pidfd_send_signal, process.get(), 0, nullptr, 0) != 0) return std::nullopt;
+  return std::atoi(fields[kExitCode].c_str());
+}
+
+// From Linux 6.15 on a pidfd knows how its process ended, also when that has been reaped.
+std::optional<int> wait_status_from_pidfd(const base::Fd& process) {
+  struct Info {
+    uint64_t mask;
+    uint64_t cgroup;
+    std::array<uint32_t, 11> ids;
+    int32_t exit_code;
+  };
+  constexpr uint64_t kExitIsKnown = 1 << 3;
+  Info info = {.mask = kExitIsKnown};
+  if (::ioctl(process.get(), _IOWR(0xFF, 11, Info), &info) != 0) return std::nullopt;
+  if ((info.mask & kExitIsKnown) == 0) return std::nullopt;
+  return info.exit_code;
+}
+
+}  // namespace
+
+std::string how_it_ended(const base::Fd& process, int pid) {
+  // A process whose first thread alone has ended looks like a zombie too, but not to its descriptor.
+  if (!process || !readable_now(process)) return "";
+  auto status = wait_status_of_zombie(process, pid);
+  if (!status) status = wait_status_from_pidfd(process);
+  return status ? describe_end(*status) : "";
+}
+
+}  // namespace lockstep::shm

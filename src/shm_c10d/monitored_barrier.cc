@@ -1,0 +1,66 @@
+// c10d's monitored barrier: one that says, on rank 0, who did not come.
+#include <algorithm>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <iterator>
+#include <thread>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "shm_c10d/backend.h"
+
+namespace lockstep::shm_c10d {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// The others wait longer than rank 0, which is to say who is missing.
+constexpr auto kGrace = 1s;
+
+std::vector<int> both(const std::vector<int>& a, const std::vector<int>& b) {
+  std::vector<int> result;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(result));
+  return result;
+}
+
+}  // namespace
+
+// The words are c10d's: programs and tests look for them.
+void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const auto timeout = options.timeout < 0ms ? endpoint_->timeout() : options.timeout;
+  if (rank_ == 0 && timeout == 0ms) {
+    endpoint_->fail("TimeoutError", "Rank 0 timed out in monitoredBarrier after 0 ms.");
+  }
+  const auto deadline = shm::Endpoint::Clock::now() + timeout;
+  comm::Request barrier;
+  shm::Call call(barrier);
+  call.timeout = rank_ == 0 ? timeout : timeout + kGrace;
+  try {
+    endpoint_->run(call);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& error) {
+    if (rank_ != 0) {
+      base::throw_kind(std::string(error.kind()),
+                       fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while "
+                                   "waiting for send/recv from rank 0. {}",
+                                   rank_, error.what()));
+    }
+    // A rank that has ended fails the barrier at once. Those who come all the same can still be seen.
+    while (wait_all_ranks && !endpoint_->absent(call.number).empty() && shm::Endpoint::Clock::now() < deadline) {
+      std::this_thread::sleep_for(5ms);
+    }
+    auto missing = endpoint_->absent(call.number);
+    const auto ended = both(missing, endpoint_->ended());
+    if (!wait_all_ranks && !ended.empty()) missing = ended;
+    if (timeout == 0ms || missing.empty()) throw;
+    const auto ranks = wait_all_ranks ? fmt::format("Ranks {}", fmt::join(missing, ", "))
+                                      : fmt::format("Rank {}", missing.front());
+    base::throw_kind(std::string(error.kind()), fmt::format("{} failed to pass monitoredBarrier in {} ms. {}",
+                                                            ranks, timeout.count(), error.what()));
+  }
+}
+
+}  // namespace lockstep::shm_c10d

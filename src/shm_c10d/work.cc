@@ -1,0 +1,230 @@
+#include "shm_c10d/work.h"
+
+#include <fmt/format.h>
+
+#include <ATen/core/ivalue.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "comm/dense.h"
+#include "comm/from_tensors.h"
+
+namespace lockstep::shm_c10d {
+
+Work::Work(std::shared_ptr<shm::Endpoint> endpoint, Outline outline)
+    : c10d::Work(endpoint->rank(), outline.type, outline.title, outline.inputs),
+      endpoint_(std::move(endpoint)),
+      outline_(std::move(outline)) {}
+
+c10::intrusive_ptr<Work> Work::start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request request,
+                                     Outline outline, std::chrono::milliseconds timeout) {
+  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
+  work->request_ = std::move(request);
+  work->call_.emplace(work->request_);
+  work->start_call(timeout);
+  return work;
+}
+
+c10::intrusive_ptr<Work> Work::start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request first,
+                                     std::function<comm::Request()> second, Outline outline,
+                                     std::chrono::milliseconds timeout) {
+  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
+  work->first_request_ = std::move(first);
+  work->first_.emplace(work->first_request_);
+  work->request_.kind = work->first_request_.kind;
+  work->call_.emplace(work->request_);
+  work->call_->before = &*work->first_;
+  work->call_->prepare = std::move(second);
+  work->start_call(timeout);
+  return work;
+}
+
+void Work::start_call(std::chrono::milliseconds timeout) {
+  call_->timeout = timeout;
+  call_->owner = this;
+  self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
+  try {
+    endpoint_->start(*call_);
+  } catch (...) {
+    self_.reset();
+    throw;
+  }
+}
+
+c10::intrusive_ptr<Work> Work::send(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor, int to,
+                                    int tag) {
+  auto work = c10::make_intrusive<Work>(
+      std::move(endpoint), Outline{.title = "shm:send", .type = c10d::OpType::SEND, .inputs = {tensor}});
+  work->start_message(comm::send_of(tensor, to, tag), tensor);
+  return work;
+}
+
+c10::intrusive_ptr<Work> Work::receive(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor,
+                                       int from, int tag) {
+  const bool any = from == comm::kAnyRank;
+  auto work = c10::make_intrusive<Work>(
+      std::move(endpoint), Outline{.title = any ? "shm:recvAnySource" : "shm:recv",
+                                   .type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
+                                   .inputs = {tensor},
+                                   .outputs = {{tensor}}});
+  const auto landed = comm::landing_place(tensor);
+  work->outline_.finish = [tensor, landed] { comm::bring_home(tensor, landed); };
+  work->start_message(comm::receive_of(landed, from, tag), landed);
+  return work;
+}
+
+void Work::start_message(comm::Request request, const at::Tensor& tensor) {
+  message_.emplace(request);
+  message_->owner = this;
+  outline_.travelling = {tensor};
+  self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
+  try {
+    endpoint_->start(*message_);
+  } catch (...) {
+    self_.reset();
+    throw;
+  }
+}
+
+shm::Operation& Work::operation() {
+  if (message_) return *message_;
+  return *call_;
+}
+
+void Work::completed() noexcept {
+  outcome_ = operation().error;
+  try {
+    if (!outcome_ && outline_.finish) outline_.finish();
+  } catch (...) {
+    outcome_ = std::current_exception();
+  }
+  outline_.finish = nullptr;
+  outline_.travelling.clear();
+  bool has_future = false;
+  {
+    const std::lock_guard lock(mutex_);
+    has_future = future_ != nullptr;
+  }
+  // A future has callbacks of the user's, who may hold a lock right now that they want.
+  if (has_future) {
+    endpoint_->defer(*this);
+  } else {
+    conclude();
+  }
+}
+
+void Work::conclude() noexcept {
+  run_callbacks();
+  finish(outcome_);
+  run_callbacks();  // of a future that was asked for meanwhile
+  // May be the end of *this, so nothing of it may be touched any more: not even by reset(), which writes
+  // last.
+  const auto last_hold = std::move(self_);
+}
+
+// What they throw has nowhere to go but to the group.
+void Work::run_callbacks() noexcept {
+  std::string why;
+  try {
+    settle_future();
+    return;
+  } catch (const std::exception& error) {
+    why = error.what();
+  } catch (...) {
+    why = "something that is no std::exception";
+  }
+  endpoint_->fail(
+      "Error", base::compose({.what = fmt::format("a callback of {} threw", outline_.title),
+                              .where = fmt::format("rank {}/{}", endpoint_->rank(), endpoint_->world_size()),
+                              .evidence = why,
+                              .hint = "catch in the callback what it can deal with"}));
+}
+
+bool Work::isCompleted() {
+  if (c10d::Work::isCompleted()) return true;
+  endpoint_->poll(operation());
+  return c10d::Work::isCompleted();
+}
+
+int Work::sourceRank() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(completed_ && message_ && !message_->outgoing,
+              "sourceRank() is known of a message that has been received only");
+  return message_->peer;
+}
+
+std::vector<at::Tensor> Work::result() {
+  TORCH_CHECK(isCompleted(),
+              "Work needs to be completed before calling result(). Should call wait() before result().");
+  TORCH_CHECK(outline_.outputs.size() <= 1,
+              "work result does not support list of lists, use .getFuture() and value()");
+  return outline_.outputs.empty() ? std::vector<at::Tensor>{} : outline_.outputs.front();
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  if (!c10d::Work::isCompleted()) {
+    std::optional<shm::Endpoint::Clock::time_point> until;
+    if (timeout.count() > 0) until = shm::Endpoint::Clock::now() + timeout;
+    const auto waited = endpoint_->wait(operation(), until);
+    if (waited == shm::Endpoint::Waited::Interrupted) return false;
+    if (waited == shm::Endpoint::Waited::TimedOut) {
+      throw TimeoutError(
+          fmt::format("Timed out: a wait of {} ms ended before the call did, which goes on\nhint: "
+                      "wait again, or longer",
+                      timeout.count()));
+    }
+    // Another thread may be about to say so, after it has told those who hold the future.
+    std::unique_lock lock(mutex_);
+    const auto done = [&] { return completed_; };
+    if (!until) {
+      cv_.wait(lock, done);
+    } else if (!cv_.wait_until(lock, *until, done)) {
+      throw TimeoutError("Timed out: the callbacks of the call have not ended\nhint: wait again, or longer");
+    }
+  }
+  if (const auto error = c10d::Work::exception()) std::rethrow_exception(error);
+  return true;
+}
+
+void Work::abort() { endpoint_->interrupt(operation()); }
+
+c10::IValue Work::value() const {
+  if (outline_.outputs.empty()) return std::vector<at::Tensor>{};
+  if (outline_.outputs.size() == 1) return outline_.outputs.front();
+  return outline_.outputs;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  bool done = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) {
+      const auto tensors = c10::ListType::ofTensors();
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          outline_.outputs.size() > 1 ? c10::TypePtr(c10::ListType::create(tensors)) : c10::TypePtr(tensors));
+    }
+    done = completed_;
+  }
+  if (done) settle_future();
+  return future_;
+}
+
+void Work::settle_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_ || future_settled_) return;
+    future_settled_ = true;
+    future = future_;
+    error = outcome_;
+  }
+  if (error) {
+    future->setError(error);
+  } else {
+    future->markCompleted(value());
+  }
+}
+
+}  // namespace lockstep::shm_c10d
