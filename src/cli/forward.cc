@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/error_text.h"
-#include "commands.h"
+#include "cli/commands.h"
 
 namespace lockstep::cli {
 

@@ -1,4 +1,4 @@
-#include "info.h"
+#include "cli/info.h"
 
 #include <algorithm>
 #include <array>
@@ -24,9 +24,9 @@
 
 #include "base/env.h"
 #include "base/host.h"
+#include "cli/report.h"
 #include "comm/environment.h"
 #include "groups/make_group.h"
-#include "report.h"
 #include "shm/kernels.h"
 #include "shm/layout.h"
 #include "tuning/blas.h"

@@ -5,7 +5,7 @@
 
 #include <lockstep/error.h>
 
-#include "commands.h"
+#include "cli/commands.h"
 #include "launch/agent.h"
 #include "launch/arguments.h"
 #include "launch/guard.h"

@@ -1,4 +1,4 @@
-#include "snapshot.h"
+#include "cli/snapshot.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -5,9 +5,9 @@
 #include <exception>
 #include <fmt/format.h>
 
-#include "bench.h"
-#include "info.h"
-#include "snapshot.h"
+#include "cli/bench/command.h"
+#include "cli/info.h"
+#include "cli/snapshot.h"
 
 namespace {
 

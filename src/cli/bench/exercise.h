@@ -10,8 +10,8 @@
 
 #include <lockstep/process_group.h>
 
-#include "bench_options.h"
-#include "bench_rules.h"
+#include "cli/bench/options.h"
+#include "cli/bench/rules.h"
 
 namespace lockstep::bench {
 

@@ -1,4 +1,4 @@
-#include "bench.h"
+#include "cli/bench/command.h"
 
 #include <cerrno>
 #include <cstdio>
@@ -14,10 +14,10 @@
 
 #include "base/error_text.h"
 #include "base/fd.h"
-#include "bench_measure.h"
-#include "bench_options.h"
-#include "bench_table.h"
-#include "commands.h"
+#include "cli/bench/measure.h"
+#include "cli/bench/options.h"
+#include "cli/bench/table.h"
+#include "cli/commands.h"
 
 namespace lockstep::cli {
 

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "bench_rules.h"
+#include "cli/bench/rules.h"
 
 namespace lockstep::bench {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench_row.h"
+#include "cli/bench/row.h"
 
 namespace lockstep::bench {
 

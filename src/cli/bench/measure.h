@@ -3,9 +3,9 @@
 
 #include <functional>
 
-#include "bench_options.h"
-#include "bench_progress.h"
-#include "bench_row.h"
+#include "cli/bench/options.h"
+#include "cli/bench/progress.h"
+#include "cli/bench/row.h"
 
 namespace lockstep::bench {
 

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench_options.h"
-#include "bench_rules.h"
+#include "cli/bench/options.h"
+#include "cli/bench/rules.h"
 
 namespace lockstep::bench {
 

@@ -1,4 +1,4 @@
-#include "bench_measure.h"
+#include "cli/bench/measure.h"
 
 #include <cstdlib>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <lockstep/process_group.h>
 
 #include "base/env.h"
-#include "bench_exercise.h"
+#include "cli/bench/exercise.h"
 
 namespace lockstep::bench {
 

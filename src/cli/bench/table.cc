@@ -1,4 +1,4 @@
-#include "bench_table.h"
+#include "cli/bench/table.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "bench_exercise.h"
+#include "cli/bench/exercise.h"
 
 #include <algorithm>
 #include <string_view>
@@ -9,7 +9,7 @@
 
 #include <lockstep/error.h>
 
-#include "bench_values.h"
+#include "cli/bench/values.h"
 
 namespace lockstep::bench {
 

@@ -1,4 +1,4 @@
-#include "bench_options.h"
+#include "cli/bench/options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 #include "base/env.h"
 #include "base/error_text.h"
-#include "bench_values.h"
+#include "cli/bench/values.h"
 #include "launch/nearest.h"
 
 namespace lockstep::bench {
