@@ -13,6 +13,7 @@
 
 #include "base/error_text.h"
 #include "base/host.h"
+#include "base/rank_list.h"
 #include "launch/contact.h"
 #include "launch/descendants.h"
 #include "launch/enlist.h"
@@ -206,7 +207,7 @@ void Agent::hear_signal(int signal) {
   const auto ranks = gang_.running_ranks();
   say(fmt::format("{}: stopping {}", signal_name(signal),
                   ranks.empty() ? "the job"
-                                : fmt::format("rank {}; they have {:g} s{}", rank_ranges(ranks),
+                                : fmt::format("rank {}; they have {:g} s{}", base::describe_ranks(ranks),
                                               static_cast<double>(options_.grace.count()) / 1000.0,
                                               signal == SIGINT ? ", Ctrl-C again kills them" : "")));
   stop_workers(signal);
@@ -402,7 +403,8 @@ void Agent::act_on_time() {
   if (kill_at_ && kill_at_->expired()) {
     kill_at_.reset();
     if (!gang_.empty()) {
-      say(fmt::format("rank {} did not end within {:g} s: killed", rank_ranges(gang_.running_ranks()),
+      say(fmt::format("rank {} did not end within {:g} s: killed",
+                      base::describe_ranks(gang_.running_ranks()),
                       static_cast<double>(options_.grace.count()) / 1000.0));
       stop_workers(SIGKILL);
     }

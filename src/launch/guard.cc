@@ -55,7 +55,7 @@ int watch(pid_t agent, const Signals& signals) {
   if (WIFSIGNALED(wait_status)) {
     fmt::print(stderr,
                "lockstep run: the agent of this job (pid {}) {}: {} process(es) that it left were ended\n",
-               agent, describe_end(wait_status), ended);
+               agent, end_clause(wait_status), ended);
     const auto hint = hint_for_end(wait_status);
     if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
   }

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "base/hints.h"
+#include "base/rank_list.h"
 #include "launch/shown.h"
 
 namespace lockstep::launch {
@@ -52,7 +53,7 @@ std::string error_of(const Failure& failure) {
 }
 
 std::string headline_of(const Failure& failure, const ReportContext& context) {
-  std::string how = describe_end(failure.wait_status) + "\n";
+  std::string how = end_clause(failure.wait_status) + "\n";
   if (failure.note && failure.note->untold) {
     const auto error = error_of(failure);
     const auto end = std::min(error.find('\n'), error.size());
@@ -85,8 +86,8 @@ std::string headline_of(const std::vector<Culprit>& culprits, const Failure& fai
                          culprit.ended ? fmt::format(", pid {}", culprit.pid) : "");
   }
   return fmt::format("lockstep run: rank {} {}\n{}  rank {} {} because of it (host {}, pid {})\n",
-                     rank_ranges(ranks), describe_culprits(culprits), where, failure.rank,
-                     describe_end(failure.wait_status), failure.host, failure.pid);
+                     base::describe_ranks(ranks), describe_culprits(culprits), where, failure.rank,
+                     end_clause(failure.wait_status), failure.host, failure.pid);
 }
 
 }  // namespace
@@ -111,10 +112,10 @@ std::string failure_report(const Failure& failure, const ReportContext& context)
   }
   if (!context.stopping.empty() && !failure.culprits.empty()) {
     report += fmt::format("  stopping the ranks that are left{}: {}\n", context.several_nodes ? " here" : "",
-                          rank_ranges(context.stopping));
+                          base::describe_ranks(context.stopping));
   } else if (!context.stopping.empty()) {
     report += fmt::format("  stopping the other ranks{}: {}\n", context.several_nodes ? " here" : "",
-                          rank_ranges(context.stopping));
+                          base::describe_ranks(context.stopping));
   }
   if (context.attempt < context.max_restarts) {
     report += fmt::format("  restart {} of {} follows\n", context.attempt + 1, context.max_restarts);
@@ -124,18 +125,6 @@ std::string failure_report(const Failure& failure, const ReportContext& context)
   const auto hint = hint_for(failure, context);
   if (!hint.empty()) report += fmt::format("hint: {}\n", hint);
   return report;
-}
-
-std::string rank_ranges(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t first = 0; first < ranks.size();) {
-    size_t last = first;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += text.empty() ? "" : ", ";
-    text += last == first ? fmt::format("{}", ranks[first]) : fmt::format("{}-{}", ranks[first], ranks[last]);
-    first = last + 1;
-  }
-  return text;
 }
 
 }  // namespace lockstep::launch

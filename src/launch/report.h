@@ -19,7 +19,4 @@ struct ReportContext {
 
 std::string failure_report(const Failure& failure, const ReportContext& context);
 
-// "0-3, 5"
-std::string rank_ranges(const std::vector<int>& ranks);
-
 }  // namespace lockstep::launch

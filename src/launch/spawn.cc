@@ -28,12 +28,12 @@
 #include "base/host.h"
 #include "base/note.h"
 #include "base/port.h"
+#include "base/rank_list.h"
 #include "base/token.h"
 #include "base/uncaught.h"
 #include "launch/control.h"
 #include "launch/environment.h"
 #include "launch/limits.h"
-#include "launch/report.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
@@ -287,14 +287,14 @@ void check(int nprocs, const std::function<void(int)>& body) {
   if (!cause.culprits.empty()) {
     std::vector<int> ranks;
     for (const auto& culprit : cause.culprits) ranks.push_back(culprit.rank);
-    who = fmt::format("rank {} of {} {}; rank {} said", launch::rank_ranges(ranks), nprocs,
+    who = fmt::format("rank {} of {} {}; rank {} said", base::describe_ranks(ranks), nprocs,
                       launch::describe_culprits(cause.culprits), cause.rank);
   }
   // A note of a rank that then was killed (abort after a message) still says more than the signal.
   if (!cause.note) {
     throw PeerLostError(compose({.what = who,
                                  .where = fmt::format("host {}, pid {}", base::host_name(), cause.pid),
-                                 .evidence = "its process " + launch::describe_end(cause.wait_status),
+                                 .evidence = "its process " + launch::end_clause(cause.wait_status),
                                  .hint = launch::hint_for_end(cause.wait_status)}));
   }
   const auto& kind = cause.note->kind;

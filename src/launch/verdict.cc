@@ -7,6 +7,8 @@
 #include <set>
 #include <sys/wait.h>
 
+#include "base/process_end.h"
+
 namespace lockstep::launch {
 
 bool is_consequence(const Failure& failure) {
@@ -44,12 +46,8 @@ int exit_status(int wait_status) {
 
 int as_wait_status(int status) { return (status & 0xff) << 8; }
 
-std::string describe_end(int wait_status) {
-  if (!WIFSIGNALED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
-  const int signal = WTERMSIG(wait_status);
-  // strsignal is not thread-safe; this one is.
-  const char* words = ::sigdescr_np(signal);
-  return fmt::format("was killed by signal {} ({})", signal, words != nullptr ? words : "unknown");
+std::string end_clause(int wait_status) {
+  return (WIFSIGNALED(wait_status) ? "was " : "") + base::describe_end(wait_status);
 }
 
 std::string describe_culprits(const std::vector<Culprit>& culprits) {

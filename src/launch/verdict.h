@@ -53,8 +53,9 @@ bool succeeded(int wait_status);
 int exit_status(int wait_status);
 // A wait status that says "exited with `status`".
 int as_wait_status(int status);
-// "exited with status 3", "was killed by signal 11 (Segmentation fault)"
-std::string describe_end(int wait_status);
+// base::describe_end() as the predicate of a sentence: "exited with status 3", "was killed by signal 9
+// (Killed)".
+std::string end_clause(int wait_status);
 // "ended with status 0 while the others were still working: it made fewer steps", "did not answer"
 std::string describe_culprits(const std::vector<Culprit>& culprits);
 // What to do next about a process that ended like this; empty when nothing is known that helps.

@@ -71,8 +71,8 @@ TEST(Verdict, TheFirstNoteCountsAndALaterOneCanSayThatItIsUntold) {
 }
 
 TEST(Verdict, PutsTheEndInWords) {
-  EXPECT_EQ(describe_end(as_wait_status(3)), "exited with status 3");
-  EXPECT_EQ(describe_end(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
+  EXPECT_EQ(end_clause(as_wait_status(3)), "exited with status 3");
+  EXPECT_EQ(end_clause(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
   EXPECT_EQ(exit_status(as_wait_status(3)), 3);
   EXPECT_EQ(exit_status(SIGKILL), 137);
   EXPECT_TRUE(succeeded(0));
@@ -171,12 +171,6 @@ TEST(Report, ControlCharactersAndForgedLinesDoNotReachTheTerminal) {
   const auto report = failure_report(failure, {});
   EXPECT_EQ(report.find_first_of("\x1b\x07\r"), std::string::npos) << report;
   EXPECT_EQ(report.find("\nlockstep run:"), std::string::npos) << report;
-}
-
-TEST(Report, RangesOfRanks) {
-  EXPECT_EQ(rank_ranges({}), "");
-  EXPECT_EQ(rank_ranges({4}), "4");
-  EXPECT_EQ(rank_ranges({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
 }
 
 TEST(Environment, MergeReplacesAndKeeps) {

@@ -21,6 +21,8 @@
 #include "base/note.h"
 #include "base/port.h"
 #include "base/printable.h"
+#include "base/process_end.h"
+#include "base/rank_list.h"
 #include "base/token.h"
 
 namespace lockstep::base {
@@ -56,6 +58,20 @@ TEST(Quote, IsUnambiguousAndShort) {
   // Not cut within a character.
   EXPECT_EQ(quote(std::string(119, 'x') + "ßß"), "\"" + std::string(119, 'x') + "\"…");
   EXPECT_LT(quote(std::string(200, '\x80')).size(), 500);
+}
+
+TEST(ProcessEnd, IsDescribedByStatusOrSignal) {
+  EXPECT_EQ(describe_end(3 << 8), "exited with status 3");
+  EXPECT_EQ(describe_end(0), "exited with status 0");
+  EXPECT_EQ(describe_end(SIGKILL), "killed by signal 9 (Killed)");
+  EXPECT_EQ(describe_end(SIGSEGV | 0x80), "killed by signal 11 (Segmentation fault)");  // 0x80: core dumped
+}
+
+TEST(RankList, CollapsesRuns) {
+  EXPECT_EQ(describe_ranks({}), "");
+  EXPECT_EQ(describe_ranks({4}), "4");
+  EXPECT_EQ(describe_ranks({0, 2}), "0, 2");
+  EXPECT_EQ(describe_ranks({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
 }
 
 TEST(ThrowKind, KeepsTheClassOfAnErrorThatTravelled) {
