@@ -302,7 +302,7 @@ void Agent::start(int attempt) {
                     available_gpus() > 0 ? "GPU" : "core"));
   }
   if (attempt > 0) say(fmt::format("restart {} of {}", attempt, membership_.welcome.max_restarts));
-  Failure failure{.rank = membership_.first_rank(), .host = base::host_name()};
+  RankEnd failure{.rank = membership_.first_rank(), .host = base::host_name()};
   try {
     return gang_.start(membership_, path_, attempt, [this] { contact_.keep_alive(); });
   } catch (const CannotStart& error) {

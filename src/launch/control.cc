@@ -103,7 +103,7 @@ constexpr const char* kOrders[] = {"start", "stop", "end"};
 constexpr int kMostRanks = 1 << 24;
 constexpr int kMostAttempts = 1 << 30;
 
-Json json_of(const std::optional<Failure>& failure) {
+Json json_of(const std::optional<RankEnd>& failure) {
   if (!failure) return nullptr;
   Json note;
   if (failure->note) {
@@ -131,9 +131,9 @@ Json json_of(const std::optional<Failure>& failure) {
           {"culprits", culprits}};
 }
 
-std::optional<Failure> failure_of(const Json& object) {
+std::optional<RankEnd> failure_of(const Json& object) {
   if (object.is_null()) return std::nullopt;
-  Failure failure;
+  RankEnd failure;
   failure.rank = bounded(object.at("rank"), 0, kMostRanks);
   failure.local_rank = bounded(object.at("local_rank"), 0, kMostWorkersPerNode);
   failure.host = name_in(object.at("host"));

@@ -89,7 +89,7 @@ struct Event {
   enum class Kind { Failed, Left, Finished, Stopped, Interrupted };
   Kind kind = Kind::Finished;
   int attempt = 0;
-  std::optional<Failure> failure;  // Failed
+  std::optional<RankEnd> failure;  // Failed
   int rank = 0;                    // Left
   int64_t pid = 0;                 // Left
   int signal = 0;                  // Interrupted: one that asks to stop, or SIGKILL
@@ -102,7 +102,7 @@ struct Order {
   Kind kind = Kind::Start;
   int attempt = 0;
   int signal = 0;                  // Stop: what the workers get, as above
-  std::optional<Failure> failure;  // Stop: because of it
+  std::optional<RankEnd> failure;  // Stop: because of it
   bool restart = false;            // Stop: all start again afterwards
   std::string reason;              // in words, when it is not a failure
   int status = 0;                  // End

@@ -1,6 +1,5 @@
 #include "launch/gang.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
@@ -19,13 +18,6 @@ namespace lockstep::launch {
 namespace {
 
 using namespace std::chrono_literals;
-
-std::optional<base::Note> read_note(const base::Fd& pipe) {
-  char bytes[8192];
-  const ssize_t size = ::read(pipe.get(), bytes, sizeof bytes);
-  if (size <= 0) return std::nullopt;
-  return base::decode_note({bytes, static_cast<size_t>(size)});
-}
 
 tuning::Switches switches_for(const RunOptions& options) {
   auto switches = tuning::switches_from_environment();
@@ -98,51 +90,33 @@ void Gang::start(const Membership& membership, const std::string& path, int atte
       const int tee = options_.log_dir.empty() ? 3 : options_.tee.of(local_rank);
       output_.attach(rank, std::move(worker.out), std::move(worker.err), tee,
                      logs[static_cast<size_t>(local_rank)]);
-      running_.emplace(worker.pid, Running{rank, local_rank, std::move(worker.note)});
+      workers_.add(
+          {.rank = rank, .local_rank = local_rank, .pid = worker.pid, .note = std::move(worker.note)});
       meanwhile();
     }
   } catch (...) {
-    running_.clear();
+    workers_.clear();
     end_descendants(0ms);
     throw;
   }
 }
 
-std::vector<int> Gang::running_ranks() const {
-  std::vector<int> ranks;
-  for (const auto& [pid, worker] : running_) ranks.push_back(worker.rank);
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
 void Gang::signal_groups(int signal) {
-  for (const auto& [pid, worker] : running_) {
-    ::kill(-pid, signal);
-    // One that is stopped (Ctrl-Z) must run to be able to end.
-    if (is_stop_signal(signal)) ::kill(-pid, SIGCONT);
-  }
+  workers_.signal_groups(signal);
+  // A worker that is stopped (Ctrl-Z) has to continue before it can handle the signal.
+  if (is_stop_signal(signal)) workers_.signal_groups(SIGCONT);
 }
 
-void Gang::signal_workers(int signal) {
-  for (const auto& [pid, worker] : running_) ::kill(pid, signal);
-}
-
-std::vector<Failure> Gang::reap() {
-  std::vector<Failure> ends;
+std::vector<RankEnd> Gang::reap() {
+  std::vector<RankEnd> ends;
   for (;;) {
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
     if (pid <= 0) return ends;
-    const auto found = running_.find(pid);
-    if (found == running_.end()) continue;  // a grandchild that lost its parent
-    const Running worker = std::move(found->second);
-    running_.erase(found);
-    ends.push_back({.rank = worker.rank,
-                    .local_rank = worker.local_rank,
-                    .host = base::host_name(),
-                    .pid = pid,
-                    .wait_status = status,
-                    .note = read_note(worker.note)});
+    auto end = workers_.remove(pid, status);
+    if (!end) continue;  // an orphan of a worker, which this process adopted as its subreaper
+    end->host = base::host_name();
+    ends.push_back(std::move(*end));
   }
 }
 

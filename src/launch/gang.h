@@ -2,11 +2,11 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "base/token.h"
+#include "launch/children.h"
 #include "launch/environment.h"
 #include "launch/membership.h"
 #include "launch/options.h"
@@ -27,23 +27,17 @@ class Gang {
   void start(const Membership& membership, const std::string& path, int attempt,
              const std::function<void()>& meanwhile);
 
-  bool empty() const { return running_.empty(); }
-  std::vector<int> running_ranks() const;
+  bool empty() const { return workers_.empty(); }
+  std::vector<int> running_ranks() const { return workers_.running_ranks(); }
   // To the whole process group of each worker: the program may have been started by a script.
   void signal_groups(int signal);
   // To the worker alone: its helpers would not know what to do with a SIGUSR1.
-  void signal_workers(int signal);
+  void signal_workers(int signal) { workers_.signal_leaders(signal); }
   // Waits for all children that have ended, without blocking; returns how the workers among them ended, also
   // those that succeeded.
-  std::vector<Failure> reap();
+  std::vector<RankEnd> reap();
 
  private:
-  struct Running {
-    int rank;
-    int local_rank;
-    base::Fd note;
-  };
-
   WorkerSpec spec_for(const Membership& membership, const std::string& path, int local_rank,
                       int attempt) const;
 
@@ -54,7 +48,7 @@ class Gang {
   std::vector<std::string> inherited_;  // environment
   tuning::Switches switches_;
   tuning::Topology topology_;
-  std::map<pid_t, Running> running_;
+  Children workers_;
 };
 
 // Creates the folder of the log files and sees that it can be written to. Throws SystemError.

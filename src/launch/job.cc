@@ -41,7 +41,7 @@ std::optional<Order> Job::on(int node, const Event& event) {
   return std::nullopt;
 }
 
-std::optional<Order> Job::on_failed(const Failure& failure) {
+std::optional<Order> Job::on_failed(const RankEnd& failure) {
   if (state_ != State::Running && state_ != State::Collecting) return std::nullopt;
   failures_.push_back(failure);
   state_ = State::Collecting;
@@ -55,7 +55,7 @@ std::optional<Order> Job::on_collected() {
 }
 
 Order Job::decide() {
-  Failure cause = choose_cause(failures_);
+  RankEnd cause = choose_cause(failures_);
   cause.culprits = find_culprits();
   // A program that cannot be started will not start the next time either.
   restart_ = cause.not_started.empty() && attempt_ < max_restarts_;

@@ -37,7 +37,7 @@ class Job {
  private:
   enum class State { Running, Collecting, Stopping, Ended };
 
-  std::optional<Order> on_failed(const Failure& failure);
+  std::optional<Order> on_failed(const RankEnd& failure);
   std::optional<Order> on_interrupted(int node, int signal);
   void on_left(int node, int rank, int64_t pid);
   Order decide();
@@ -53,7 +53,7 @@ class Job {
 
   State state_ = State::Running;
   int attempt_ = 0;
-  std::vector<Failure> failures_;
+  std::vector<RankEnd> failures_;
   std::map<int, int64_t> left_;  // ranks that have ended with status 0, and their pids
   std::vector<bool> idle_;       // by node: nothing of this attempt runs there
   std::vector<bool> lost_;       // by node: its agent is gone

@@ -28,7 +28,7 @@ std::string indented(const std::string& text, const char* indent) {
 }
 
 // An error that nobody caught says all there is to say: there is nothing to look for in a core dump.
-bool died_of_our_error(const Failure& failure) {
+bool died_of_our_error(const RankEnd& failure) {
   if (failure.note && failure.note->untold) return true;
   return WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGABRT &&
          std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [](const std::string& line) {
@@ -36,7 +36,7 @@ bool died_of_our_error(const Failure& failure) {
          });
 }
 
-std::string hint_for(const Failure& failure, const ReportContext& context) {
+std::string hint_for(const RankEnd& failure, const ReportContext& context) {
   // The note of one of lockstep's errors brings its own.
   const bool hinted = failure.note && failure.note->message.find("\nhint: ") != std::string::npos;
   if (died_of_our_error(failure)) return {};
@@ -48,11 +48,11 @@ std::string hint_for(const Failure& failure, const ReportContext& context) {
                      failure.host);
 }
 
-std::string error_of(const Failure& failure) {
+std::string error_of(const RankEnd& failure) {
   return shown_lines(fmt::format("{}: {}", failure.note->kind, failure.note->message), kMostShown, "");
 }
 
-std::string headline_of(const Failure& failure, const ReportContext& context) {
+std::string headline_of(const RankEnd& failure, const ReportContext& context) {
   std::string how = end_clause(failure.wait_status) + "\n";
   if (failure.note && failure.note->untold) {
     const auto error = error_of(failure);
@@ -67,7 +67,7 @@ std::string headline_of(const Failure& failure, const ReportContext& context) {
 }
 
 // The program has printed it by itself, and it is among the lines that the report quotes.
-bool is_quoted(const Failure& failure) {
+bool is_quoted(const RankEnd& failure) {
   const auto& message = failure.note->message;
   const auto first = message.substr(0, message.find('\n'));
   return !first.empty() &&
@@ -75,7 +75,7 @@ bool is_quoted(const Failure& failure) {
                      [&](const std::string& line) { return line.find(first) != std::string::npos; });
 }
 
-std::string headline_of(const std::vector<Culprit>& culprits, const Failure& failure,
+std::string headline_of(const std::vector<Culprit>& culprits, const RankEnd& failure,
                         const ReportContext& context) {
   std::vector<int> ranks;
   std::string where;
@@ -92,7 +92,7 @@ std::string headline_of(const std::vector<Culprit>& culprits, const Failure& fai
 
 }  // namespace
 
-std::string failure_report(const Failure& failure, const ReportContext& context) {
+std::string failure_report(const RankEnd& failure, const ReportContext& context) {
   if (!failure.not_started.empty()) {
     return fmt::format("lockstep run: {}\n", failure.not_started);
   }

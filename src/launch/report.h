@@ -17,6 +17,6 @@ struct ReportContext {
   std::string log_dir;
 };
 
-std::string failure_report(const Failure& failure, const ReportContext& context);
+std::string failure_report(const RankEnd& failure, const ReportContext& context);
 
 }  // namespace lockstep::launch

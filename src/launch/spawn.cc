@@ -1,4 +1,5 @@
 // spawn(): the ranks of a job as forked children of the calling thread.
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -31,6 +32,7 @@
 #include "base/rank_list.h"
 #include "base/token.h"
 #include "base/uncaught.h"
+#include "launch/children.h"
 #include "launch/control.h"
 #include "launch/environment.h"
 #include "launch/limits.h"
@@ -45,7 +47,7 @@ using base::compose;
 using base::Deadline;
 using base::errno_text;
 using base::Fd;
-using launch::Failure;
+using launch::RankEnd;
 
 // Between SIGTERM and SIGKILL for the ranks that did not fail.
 constexpr auto kGrace = 5s;
@@ -53,14 +55,6 @@ constexpr auto kGrace = 5s;
 constexpr auto kCollect = 300ms;
 // How often to look when the kernel cannot tell us about the end of a child.
 constexpr auto kLookAgain = 10ms;
-
-struct Child {
-  int rank = 0;
-  pid_t pid = 0;
-  Fd note;
-  Fd handle;  // a pidfd, readable when the child has ended; empty on kernels without
-  bool ended = false;
-};
 
 std::string type_name(const std::type_info& type) {
   int failed = 0;
@@ -111,15 +105,13 @@ bool run_body(int rank, const std::function<void(int)>& body) {
   ::_exit(good ? 0 : 1);
 }
 
-class Family {
+class SpawnedRanks {
  public:
-  Family(int nprocs, const std::function<void(int)>& body) : nprocs_(nprocs), body_(body) {}
-  // Whatever ends spawn(), no child is left.
-  ~Family() {
-    signal_all(SIGKILL);
-    for (auto& child : children_) {
-      if (!child.ended) ::waitpid(child.pid, nullptr, 0);
-    }
+  SpawnedRanks(int nprocs, const std::function<void(int)>& body) : nprocs_(nprocs), body_(body) {}
+  // However spawn() ends, no child survives it.
+  ~SpawnedRanks() {
+    children_.signal_groups(SIGKILL);
+    for (const auto& child : children_.running()) ::waitpid(child.pid, nullptr, 0);
   }
 
   void start() {
@@ -133,9 +125,9 @@ class Family {
   }
 
   // Returns when all have ended; with the cause when they did not all succeed.
-  std::optional<Failure> wait() {
-    std::vector<Failure> failures;  // in the order in which they were seen
-    std::optional<Failure> cause;
+  std::optional<RankEnd> wait() {
+    std::vector<RankEnd> failures;  // in the order in which they were seen
+    std::optional<RankEnd> cause;
     std::optional<Deadline> decide_at;
     std::optional<Deadline> kill_at;
     while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
@@ -148,12 +140,12 @@ class Family {
         if (!launch::is_consequence(launch::choose_cause(failures)) || decide_at->expired()) {
           decide_at.reset();
           cause = verdict_on(failures);
-          signal_all(SIGTERM);
+          children_.signal_groups(SIGTERM);
           kill_at = Deadline::in(kGrace);
         }
       }
       if (kill_at && kill_at->expired()) {
-        signal_all(SIGKILL);
+        children_.signal_groups(SIGKILL);
         kill_at = Deadline::in(1h);
       }
     }
@@ -162,14 +154,15 @@ class Family {
   }
 
  private:
-  Failure verdict_on(const std::vector<Failure>& failures) const {
-    Failure cause = launch::choose_cause(failures);
+  RankEnd verdict_on(const std::vector<RankEnd>& failures) const {
+    RankEnd cause = launch::choose_cause(failures);
+    const auto running = children_.running_ranks();
     std::vector<launch::Culprit> silent;
     for (const int rank : launch::blamed_ranks(failures)) {
       if (rank >= nprocs_) continue;
-      const auto& child = children_[static_cast<size_t>(rank)];
-      (child.ended ? cause.culprits : silent)
-          .push_back({.rank = rank, .ended = child.ended, .pid = child.pid});
+      const bool ended = !std::binary_search(running.begin(), running.end(), rank);
+      (ended ? cause.culprits : silent)
+          .push_back({.rank = rank, .ended = ended, .pid = pids_[static_cast<size_t>(rank)]});
     }
     if (cause.culprits.empty()) cause.culprits = std::move(silent);
     return cause;
@@ -189,71 +182,61 @@ class Family {
     const pid_t pid = ::fork();
     if (pid < 0) refuse(errno);
     if (pid == 0) {
-      // What came down from the parent by the fork; the destructors of this frame never run here.
-      for (auto& child : children_) {
-        child.note.reset();
-        child.handle.reset();
-      }
+      // The parent's descriptors, which the fork copied: no destructor of this frame ever runs here.
+      children_.clear();
       read_end.reset();
       become_rank(place, token_, write_end.get(), parent, body_);
     }
     ::setpgid(pid, pid);
-    Child child{.rank = place.rank, .pid = pid, .note = std::move(read_end)};
-    // By number: glibc's header for it cannot be used from C++ before 2.37.
-    child.handle.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    children_.push_back(std::move(child));
+    pids_.push_back(pid);
+    // By number: glibc's header for pidfd_open cannot be used from C++ before 2.37.
+    children_.add({.rank = place.rank,
+                   .local_rank = place.rank,
+                   .pid = pid,
+                   .note = std::move(read_end),
+                   .pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))});
   }
 
   [[noreturn]] void refuse(int error_number) const {
-    throw SystemError(compose({.what = fmt::format("cannot start rank {} of {}", children_.size(), nprocs_),
+    throw SystemError(compose({.what = fmt::format("cannot start rank {} of {}", pids_.size(), nprocs_),
                                .evidence = errno_text(error_number),
                                .hint = "compare ulimit -u and ulimit -n with what runs already"}));
   }
 
-  void signal_all(int signal) {
-    for (const auto& child : children_) {
-      if (!child.ended) ::kill(-child.pid, signal);
-    }
-  }
-
-  // Blocks until a child may have ended or the time is over; false when none is left.
+  // Blocks until a child may have ended or the time has passed. False when no child is left.
   bool wait_for_one(std::chrono::milliseconds at_most) {
+    if (children_.empty()) return false;
     std::vector<pollfd> waiting;
-    bool left = false;
-    for (const auto& child : children_) {
-      if (child.ended) continue;
-      left = true;
-      if (child.handle) {
-        waiting.push_back({child.handle.get(), POLLIN, 0});
+    for (const auto& child : children_.running()) {
+      if (child.pidfd) {
+        waiting.push_back({child.pidfd.get(), POLLIN, 0});
       } else {
         at_most = std::min<std::chrono::milliseconds>(at_most, kLookAgain);
       }
     }
-    if (left) ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
-    return left;
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
+    return true;
   }
 
-  std::vector<Failure> reap() {
-    std::vector<Failure> failures;
-    for (auto& child : children_) {
-      if (child.ended) continue;
+  // The children that have ended since the last call, without those that succeeded.
+  std::vector<RankEnd> reap() {
+    std::vector<pid_t> running;
+    for (const auto& child : children_.running()) running.push_back(child.pid);
+    std::vector<RankEnd> failures;
+    for (const pid_t pid : running) {
       int status = 0;
-      // Only our own: the program may have other children, which it wants to wait for itself.
-      const pid_t pid = ::waitpid(child.pid, &status, WNOHANG);
-      if (pid == 0 || (pid < 0 && errno == EINTR)) continue;
-      child.ended = true;
-      if (pid == child.pid && launch::succeeded(status)) continue;
-      Failure failure{.rank = child.rank, .local_rank = child.rank, .pid = child.pid, .wait_status = status};
-      char bytes[8192];
-      const ssize_t size = ::read(child.note.get(), bytes, sizeof bytes);
-      if (size > 0) failure.note = base::decode_note({bytes, static_cast<size_t>(size)});
-      if (pid < 0 && !failure.note) {
-        failure.note =
+      // By pid: the program may have children of its own, for which it waits itself.
+      const pid_t reaped = ::waitpid(pid, &status, WNOHANG);
+      if (reaped == 0 || (reaped < 0 && errno == EINTR)) continue;
+      auto end = *children_.remove(pid, status);
+      if (reaped == pid && launch::succeeded(status)) continue;
+      if (reaped < 0 && !end.note) {
+        end.note =
             base::Note{"UsageError", compose({.what = "its exit status is not known",
                                               .evidence = "another part of this program waited for it",
                                               .hint = "a SIGCHLD handler must not wait for all children"})};
       }
-      failures.push_back(std::move(failure));
+      failures.push_back(std::move(end));
     }
     return failures;
   }
@@ -262,7 +245,8 @@ class Family {
   const std::function<void(int)>& body_;
   base::PortReservation reservation_{base::Reach::ThisMachine};
   base::Token token_ = base::Token::random();
-  std::vector<Child> children_;
+  launch::Children children_;
+  std::vector<pid_t> pids_;  // by rank, also of ranks that have ended
 };
 
 void check(int nprocs, const std::function<void(int)>& body) {
@@ -282,7 +266,7 @@ void check(int nprocs, const std::function<void(int)>& body) {
   }
 }
 
-[[noreturn]] void raise(const Failure& cause, int nprocs) {
+[[noreturn]] void raise(const RankEnd& cause, int nprocs) {
   std::string who = fmt::format("rank {} of {} failed", cause.rank, nprocs);
   if (!cause.culprits.empty()) {
     std::vector<int> ranks;
@@ -313,11 +297,11 @@ void spawn(int nprocs, std::function<void(int rank)> body) {
   // What is in the buffers now would be written once more by each child.
   std::cout.flush();
   std::fflush(nullptr);
-  std::optional<Failure> cause;
+  std::optional<RankEnd> cause;
   {
-    Family family(nprocs, body);
-    family.start();
-    cause = family.wait();
+    SpawnedRanks ranks(nprocs, body);
+    ranks.start();
+    cause = ranks.wait();
   }
   if (cause) raise(*cause, nprocs);
 }

@@ -11,16 +11,16 @@
 
 namespace lockstep::launch {
 
-bool is_consequence(const Failure& failure) {
+bool is_consequence(const RankEnd& failure) {
   return failure.note && (failure.note->kind == "PeerLostError" || failure.note->kind == "TimeoutError");
 }
 
-const Failure& choose_cause(const std::vector<Failure>& failures) {
+const RankEnd& choose_cause(const std::vector<RankEnd>& failures) {
   const auto cause = std::find_if_not(failures.begin(), failures.end(), is_consequence);
   return cause != failures.end() ? *cause : failures.front();
 }
 
-std::vector<int> blamed_ranks(const std::vector<Failure>& failures) {
+std::vector<int> blamed_ranks(const std::vector<RankEnd>& failures) {
   std::set<int> failed;
   for (const auto& failure : failures) failed.insert(failure.rank);
   std::optional<std::set<int>> agreed;

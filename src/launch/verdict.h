@@ -22,7 +22,7 @@ struct Culprit {
   bool operator==(const Culprit&) const = default;
 };
 
-struct Failure {
+struct RankEnd {
   int rank = 0;
   int local_rank = 0;
   std::string host;
@@ -33,20 +33,20 @@ struct Failure {
   std::string not_started;        // why it could not even be started; empty when it ran
   std::vector<Culprit> culprits;  // of a verdict: who is to be named in this one's place
 
-  bool operator==(const Failure&) const = default;
+  bool operator==(const RankEnd&) const = default;
 };
 
 // A rank that says that a peer is gone or did not answer is most likely the victim of another rank's failure.
-bool is_consequence(const Failure& failure);
+bool is_consequence(const RankEnd& failure);
 
 // The first that is not a consequence; the first of all when every one is. `failures` in the order in which
 // they were seen, not empty.
-const Failure& choose_cause(const std::vector<Failure>& failures);
+const RankEnd& choose_cause(const std::vector<RankEnd>& failures);
 
 // The ranks that the failures, all of them consequences, name as their reason: those that each names that
 // names any, without the failed ones themselves. Empty when there is another cause, or when they do not
 // agree.
-std::vector<int> blamed_ranks(const std::vector<Failure>& failures);
+std::vector<int> blamed_ranks(const std::vector<RankEnd>& failures);
 
 bool succeeded(int wait_status);
 // What a shell makes of it: the status itself, or 128 + signal.

@@ -9,8 +9,8 @@
 namespace lockstep::launch {
 namespace {
 
-Failure some_failure() {
-  Failure failure{
+RankEnd some_failure() {
+  RankEnd failure{
       .rank = 5, .local_rank = 1, .host = "h", .pid = 12, .wait_status = 11, .last_lines = {"a\"b", "c"}};
   failure.note = base::Note{"TimeoutError", "rank 3 is missing\nhint: look", {3}, true};
   failure.culprits = {{.rank = 3, .local_rank = 1, .host = "i", .ended = true, .pid = 13}};
@@ -109,7 +109,7 @@ TEST(Control, TextsAreFitToBeShown) {
   EXPECT_FALSE(decode_hello(encode(Hello{.host = evil})));
   EXPECT_TRUE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {"h"}, .node_timeout_ms = 1000})));
   EXPECT_FALSE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {evil}, .node_timeout_ms = 1000})));
-  Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = Failure{}, .reason = evil};
+  Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = RankEnd{}, .reason = evil};
   order.failure->note = base::Note{"Kind\n", evil, {}};
   order.failure->last_lines = {evil, std::string(1 << 20, 'x')};
   order.failure->not_started = evil;

@@ -14,7 +14,7 @@ Welcome nodes(std::vector<std::string> hosts, int max_restarts) {
       .nprocs = std::vector<int>(hosts.size(), 1), .hosts = std::move(hosts), .max_restarts = max_restarts};
 }
 Event failed(int rank, int status = 3, const char* note = nullptr, int attempt = 0) {
-  Failure failure{.rank = rank, .wait_status = as_wait_status(status)};
+  RankEnd failure{.rank = rank, .wait_status = as_wait_status(status)};
   if (note != nullptr) failure.note = base::Note{note, "…"};
   return {.kind = Event::Kind::Failed, .attempt = attempt, .failure = failure};
 }

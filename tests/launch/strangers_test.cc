@@ -166,7 +166,7 @@ TEST_F(StrangersTest, TextsOfAnotherNodeAreShownAsText) {
   auto first = node(0, 2, {"PROBE", "say=ready", "hang"});
   const auto evil = member({.nnodes = 2, .node_rank = 1, .host = "evil"});
   ASSERT_TRUE(first->wait_for_text("ready"));
-  Failure failure{.rank = 1, .host = "evil", .pid = 1, .wait_status = as_wait_status(3)};
+  RankEnd failure{.rank = 1, .host = "evil", .pid = 1, .wait_status = as_wait_status(3)};
   failure.note = base::Note{"Error\x1b[2J", "words\nlockstep run: forged\x1b]0;title\x07", {}};
   failure.last_lines = {"line\nlockstep run: forged", "\x1b[31mred\x9b"};
   evil->send(encode(Event{.kind = Event::Kind::Failed, .failure = failure}));

@@ -9,8 +9,8 @@
 namespace lockstep::launch {
 namespace {
 
-Failure failure_of(int rank, const char* kind = nullptr) {
-  Failure failure{.rank = rank, .wait_status = as_wait_status(1)};
+RankEnd failure_of(int rank, const char* kind = nullptr) {
+  RankEnd failure{.rank = rank, .wait_status = as_wait_status(1)};
   if (kind != nullptr) failure.note = base::Note{kind, "…"};
   return failure;
 }
@@ -82,7 +82,7 @@ TEST(Verdict, PutsTheEndInWords) {
 }
 
 TEST(Report, SaysWhoHowAndWhatWasPrinted) {
-  Failure failure{.rank = 2, .local_rank = 0, .host = "b", .pid = 77, .wait_status = SIGKILL};
+  RankEnd failure{.rank = 2, .local_rank = 0, .host = "b", .pid = 77, .wait_status = SIGKILL};
   failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
   failure.last_lines = {"one", "two"};
   EXPECT_EQ(failure_report(failure, {.world_size = 4, .stopping = {0, 1, 3}}),
@@ -100,7 +100,7 @@ TEST(Report, SaysWhoHowAndWhatWasPrinted) {
 }
 
 TEST(Report, NamesTheCulpritBeforeItsVictim) {
-  Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"PeerLostError", "rank 3 has ended\nhint: look", {3}};
   failure.culprits = {{.rank = 3, .local_rank = 1, .host = "b", .ended = true, .pid = 77}};
   EXPECT_EQ(
@@ -116,7 +116,7 @@ TEST(Report, NamesTheCulpritBeforeItsVictim) {
 }
 
 TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
-  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"UsageError", "no such batch\nhint: take another", {}, true};
   EXPECT_EQ(failure_report(failure, {.world_size = 2, .stopping = {0}}),
             "lockstep run: rank 1 failed: UsageError: no such batch\n"
@@ -134,7 +134,7 @@ TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
 }
 
 TEST(Report, NoCoreDumpForOneOfOurErrors) {
-  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = SIGABRT};
+  RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = SIGABRT};
   EXPECT_NE(failure_report(failure, {}).find("core dump"), std::string::npos);
   failure.last_lines = {"terminate called after throwing an instance of 'lockstep::UsageError'",
                         "  what():  no such batch"};
@@ -144,7 +144,7 @@ TEST(Report, NoCoreDumpForOneOfOurErrors) {
 }
 
 TEST(Report, WhatTheProgramHasPrintedIsNotSaidTwice) {
-  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
   failure.last_lines = {"train: MismatchError: shapes differ", "hint: look"};
   const auto report = failure_report(failure, {});
@@ -152,7 +152,7 @@ TEST(Report, WhatTheProgramHasPrintedIsNotSaidTwice) {
 }
 
 TEST(Report, ARankThatLeftMadeFewerSteps) {
-  Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"PeerLostError", "rank 3 has ended", {3}};
   failure.culprits = {{.rank = 3, .host = "b", .ended = true, .pid = 77}};
   const auto report = failure_report(failure, {.world_size = 4});
@@ -165,7 +165,7 @@ TEST(Report, ARankThatLeftMadeFewerSteps) {
 }
 
 TEST(Report, ControlCharactersAndForgedLinesDoNotReachTheTerminal) {
-  Failure failure{.rank = 0, .host = "a", .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 0, .host = "a", .wait_status = as_wait_status(1)};
   failure.note = base::Note{"Error", "\x1b[2J\nlockstep run: forged"};
   failure.last_lines = {"\x1b]0;title\x07", "a\rlockstep run: forged"};
   const auto report = failure_report(failure, {});
