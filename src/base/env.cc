@@ -24,15 +24,13 @@ constexpr std::array kKnobs = {
          "how long a rank that waits in shared memory spins before it sleeps, in microseconds"},
     Knob{"LOCKSTEP_PROGRESS", "thread with spare CPUs, else inline",
          "what drives collectives that nobody waits for: a thread of their own (thread), or the backward "
-         "pass as it "
-         "runs (inline)"},
+         "pass as it runs (inline)"},
     Knob{"LOCKSTEP_TOKEN", "lockstep run creates one for a job on one machine",
          "the secret that admits a process to its job; at least 16 characters", true},
     Knob{"LOCKSTEP_TOKEN_FILE", "none", "a file that contains the token; only its owner may have access"},
     Knob{"LOCKSTEP_CHECK_CALLS", "1",
          "0: over Gloo, do not check that all ranks make the same calls. Only for measuring the cost of the "
-         "check; "
-         "must be the same on all ranks"},
+         "check; must be the same on all ranks"},
     Knob{"LOCKSTEP_HEAP", "1", "0: let the C library return freed memory to the kernel at every step"},
 };
 

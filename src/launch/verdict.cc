@@ -61,8 +61,7 @@ std::string hint_for_end(int wait_status) {
   switch (WTERMSIG(wait_status)) {
     case SIGKILL:
       return "nothing but another process kills this way: look for the out-of-memory killer with dmesg, and "
-             "at "
-             "the limits of the batch system or container";
+             "at the limits of the batch system or container";
     case SIGSEGV:
     case SIGILL:
     case SIGFPE:
@@ -70,8 +69,7 @@ std::string hint_for_end(int wait_status) {
       return "a core dump (ulimit -c unlimited) or gdb shows where it crashed";
     case SIGBUS:
       return "a memory-mapped file was cut short or its file system is full; otherwise a core dump (ulimit "
-             "-c "
-             "unlimited) shows where it crashed";
+             "-c unlimited) shows where it crashed";
     case SIGXCPU:
     case SIGXFSZ:
       return "a resource limit was exceeded: compare with ulimit -a";

@@ -34,8 +34,8 @@ TEST_F(NodesTest, TheStoresPortIsFreeForRankZero) {
   // Rank 0 listens on MASTER_PORT, as the store does, while the agents are connected through the same port.
   const std::string python =
       "import os,socket; s=socket.socket(socket.AF_INET6); s.setsockopt(socket.SOL_SOCKET, "
-      "socket.SO_REUSEADDR, 1); "
-      "s.bind(('::', int(os.environ['MASTER_PORT']))); s.listen(); print('listening')";
+      "socket.SO_REUSEADDR, 1); s.bind(('::', int(os.environ['MASTER_PORT']))); s.listen(); "
+      "print('listening')";
   if (::access("/usr/bin/python3", X_OK) != 0) GTEST_SKIP() << "no python3 here";
   auto first = node(0, 2, {"/usr/bin/python3", "-c", python});
   auto second = node(1, 2, {"PROBE", "say=there"});
