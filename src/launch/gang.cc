@@ -37,7 +37,7 @@ Gang::Gang(const RunOptions& options, const Signals& signals, Output& output)
       inherited_(own_environment()),
       switches_(switches_for(options)),
       topology_(tuning::read_topology(tuning::affinity_of())) {
-  // From whoever started us; a worker gets its own.
+  // Inherited from the process that started this one; workers get their own values.
   std::erase_if(inherited_, [](const auto& entry) {
     return entry.starts_with("LOCKSTEP_NOTE_FD=") || entry.starts_with("LOCKSTEP_TOKEN=") ||
            entry.starts_with("LOCKSTEP_TOKEN_FILE=");
@@ -59,9 +59,9 @@ WorkerSpec Gang::spec_for(const Membership& membership, const std::string& path,
                                       .run_id = options_.run_id});
   variables.emplace_back("LOCKSTEP_RUN", "1");
   if (!token_.empty()) variables.emplace_back("LOCKSTEP_TOKEN", token_.text());
-  // Text in a pipe would come in large blocks otherwise, and be lost when the interpreter is killed.
+  // Python buffers output to a pipe in large blocks otherwise, which are lost when the interpreter is killed.
   if (!base::env_string("PYTHONUNBUFFERED")) variables.emplace_back("PYTHONUNBUFFERED", "1");
-  // init_process_group tunes the process too, and must know what was switched off.
+  // init_process_group tunes the process, too, and must know what is switched off.
   if (!options_.bind) variables.emplace_back("LOCKSTEP_BIND", "0");
   if (!options_.heap) variables.emplace_back("LOCKSTEP_HEAP", "0");
   if (options_.threads) variables.emplace_back("LOCKSTEP_THREADS", std::to_string(*options_.threads));

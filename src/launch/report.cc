@@ -13,10 +13,10 @@ namespace lockstep::launch {
 
 namespace {
 
-// What a worker wrote may be shown to somebody who did not write the program.
+// The longest text of a worker that a report shows, in bytes.
 constexpr size_t kMostShown = 8192;
 
-// Each line of `text` on a line of its own, indented.
+// Indents each line of `text`.
 std::string indented(const std::string& text, const char* indent) {
   std::string lines;
   for (size_t begin = 0; begin < text.size();) {
@@ -27,7 +27,8 @@ std::string indented(const std::string& text, const char* indent) {
   return lines;
 }
 
-// An error that nobody caught says all there is to say: there is nothing to look for in a core dump.
+// Whether an uncaught lockstep error ended the process. Its message is sufficient; a core dump would not add
+// to it.
 bool died_of_our_error(const RankEnd& failure) {
   if (failure.note && failure.note->untold) return true;
   return WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGABRT &&
@@ -37,7 +38,7 @@ bool died_of_our_error(const RankEnd& failure) {
 }
 
 std::string hint_for(const RankEnd& failure, const ReportContext& context) {
-  // The note of one of lockstep's errors brings its own.
+  // The message of a lockstep error contains a hint of its own.
   const bool hinted = failure.note && failure.note->message.find("\nhint: ") != std::string::npos;
   if (died_of_our_error(failure)) return {};
   if (auto hint = hint_for_end(failure.wait_status); !hint.empty()) return hint;
@@ -66,7 +67,7 @@ std::string headline_of(const RankEnd& failure, const ReportContext& context) {
       failure.rank, how, failure.rank, context.world_size, failure.local_rank, failure.host, failure.pid);
 }
 
-// The program has printed it by itself, and it is among the lines that the report quotes.
+// Whether the program has printed the error itself, so that the quoted last lines contain it.
 bool is_quoted(const RankEnd& failure) {
   const auto& message = failure.note->message;
   const auto first = message.substr(0, message.find('\n'));

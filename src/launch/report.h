@@ -1,4 +1,4 @@
-// What the user reads when a rank has failed. Pure.
+// The report that is printed when a rank has failed. No side effects.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct ReportContext {
   bool several_nodes = false;
   int attempt = 0;
   int max_restarts = 0;
-  std::vector<int> stopping;  // ranks of this node that were still running
+  std::vector<int> stopping;  // ranks of this node that are still running
   std::string log_dir;
 };
 

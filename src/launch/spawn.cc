@@ -1,4 +1,4 @@
-// spawn(): the ranks of a job as forked children of the calling thread.
+// spawn(): runs the ranks of a job as forked children of the calling thread.
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -49,12 +49,12 @@ using base::errno_text;
 using base::Fd;
 using launch::RankEnd;
 
-// Between SIGTERM and SIGKILL for the ranks that did not fail.
+// Between SIGTERM and SIGKILL for the ranks that are still running.
 constexpr auto kGrace = 5s;
-// For the cause to show, when the first failure says that it is a consequence.
+// How long to wait for the cause if the first failure is a consequence.
 constexpr auto kCollect = 300ms;
-// How often to look when the kernel cannot tell us about the end of a child.
-constexpr auto kLookAgain = 10ms;
+// How often to check a child for which there is no pidfd.
+constexpr auto kCheckInterval = 10ms;
 
 std::string type_name(const std::type_info& type) {
   int failed = 0;
@@ -63,7 +63,7 @@ std::string type_name(const std::type_info& type) {
   return failed == 0 ? name.get() : type.name();
 }
 
-// True when the body came to its end; otherwise its error has been written down for the parent.
+// Returns true if the body returned. Otherwise its error has been sent to the parent as a note.
 bool run_body(int rank, const std::function<void(int)>& body) {
   base::Note note;
   try {
@@ -77,28 +77,30 @@ bool run_body(int rank, const std::function<void(int)>& body) {
     const auto* type = abi::__cxa_current_exception_type();
     note = {type != nullptr ? type_name(*type) : "unknown", "an exception that is not a std::exception"};
   }
-  // The parent throws the one that is the cause.
+  // The parent rethrows the error of the rank that is the cause. Print the error if the parent will not get
+  // it.
   if (!base::write_note(note)) fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);
   return false;
 }
 
-// noexcept: an exception from here must not reach the parent's code below, of which this process has a copy.
+// noexcept: an exception must not propagate into this process's copy of the parent's stack.
 [[noreturn]] void become_rank(const launch::Place& place, const base::Token& token, int note_fd, pid_t parent,
                               const std::function<void(int)>& body) noexcept {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it died before it could be said
+  if (::getppid() != parent) ::_exit(1);  // the parent died before prctl()
   launch::raise_open_files();
   for (const auto& [name, value] : launch::variables_of(place)) ::setenv(name.c_str(), value.c_str(), 1);
   ::setenv("LOCKSTEP_NOTE_FD", std::to_string(note_fd).c_str(), 1);
   ::setenv("LOCKSTEP_TOKEN", token.text().c_str(), 1);
   ::unsetenv("LOCKSTEP_TOKEN_FILE");
   bool good = false;
-  // On a new thread: the OpenMP runtime keeps a pool of threads for each thread that starts parallel work.
-  // The one of the forking thread did not survive the fork, and its owner would wait for it for ever. A new
-  // thread gets a new pool.
+  // On a new thread: the OpenMP runtime has a thread pool for each thread that starts parallel work. The
+  // threads of the forking thread's pool do not exist in the child, and this thread would wait for them
+  // forever. A new thread gets a new pool.
   std::thread([&] { good = run_body(place.rank, body); }).join();
-  // No destructors of static objects: they belong to the parent, and may talk to peers.
+  // _exit() skips the destructors of static objects, which belong to the parent and may communicate with
+  // peers.
   std::cout.flush();
   std::cerr.flush();
   std::fflush(nullptr);
@@ -124,15 +126,15 @@ class SpawnedRanks {
     }
   }
 
-  // Returns when all have ended; with the cause when they did not all succeed.
+  // Blocks until all ranks have ended. Returns the cause unless all succeeded.
   std::optional<RankEnd> wait() {
-    std::vector<RankEnd> failures;  // in the order in which they were seen
+    std::vector<RankEnd> failures;  // in the order of detection
     std::optional<RankEnd> cause;
     std::optional<Deadline> decide_at;
     std::optional<Deadline> kill_at;
     while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
       for (auto& failure : reap()) {
-        if (kill_at) continue;  // we told it to end
+        if (kill_at) continue;  // a consequence of our SIGTERM
         failures.push_back(std::move(failure));
       }
       if (!failures.empty() && !kill_at) {
@@ -174,7 +176,7 @@ class SpawnedRanks {
 
   void start_one(const launch::Place& place) {
     int ends[2];
-    // Non-blocking, so that a rank that writes many notes does not hang on a full pipe.
+    // Non-blocking, so that a rank that writes many notes does not block on a full pipe.
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) refuse(errno);
     Fd read_end(ends[0]);
     Fd write_end(ends[1]);
@@ -198,9 +200,10 @@ class SpawnedRanks {
   }
 
   [[noreturn]] void refuse(int error_number) const {
-    throw SystemError(compose({.what = fmt::format("cannot start rank {} of {}", pids_.size(), nprocs_),
-                               .evidence = errno_text(error_number),
-                               .hint = "compare ulimit -u and ulimit -n with what runs already"}));
+    throw SystemError(
+        compose({.what = fmt::format("cannot start rank {} of {}", pids_.size(), nprocs_),
+                 .evidence = errno_text(error_number),
+                 .hint = "compare ulimit -u and ulimit -n with the processes and files in use"}));
   }
 
   // Blocks until a child may have ended or the time has passed. False when no child is left.
@@ -211,7 +214,7 @@ class SpawnedRanks {
       if (child.pidfd) {
         waiting.push_back({child.pidfd.get(), POLLIN, 0});
       } else {
-        at_most = std::min<std::chrono::milliseconds>(at_most, kLookAgain);
+        at_most = std::min<std::chrono::milliseconds>(at_most, kCheckInterval);
       }
     }
     ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
@@ -253,14 +256,14 @@ void check(int nprocs, const std::function<void(int)>& body) {
   if (nprocs < 1 || nprocs > launch::kMostWorkersPerNode) {
     throw UsageError(
         compose({.what = fmt::format("spawn cannot start {} processes", nprocs),
-                 .evidence = fmt::format("it must be from 1 to {}", launch::kMostWorkersPerNode)}));
+                 .evidence = fmt::format("the number must be from 1 to {}", launch::kMostWorkersPerNode)}));
   }
   if (!body)
-    throw UsageError(compose({.what = "spawn was given nothing to run", .evidence = "the body is empty"}));
+    throw UsageError(compose({.what = "spawn got no function to run", .evidence = "the body is empty"}));
   struct sigaction action {};
   ::sigaction(SIGCHLD, nullptr, &action);
   if (action.sa_handler == SIG_IGN || (action.sa_flags & SA_NOCLDWAIT) != 0) {
-    throw UsageError(compose({.what = "spawn cannot learn how its processes end",
+    throw UsageError(compose({.what = "spawn cannot determine how its processes end",
                               .evidence = "this program ignores SIGCHLD",
                               .hint = "set SIGCHLD to SIG_DFL before the call"}));
   }
@@ -274,7 +277,8 @@ void check(int nprocs, const std::function<void(int)>& body) {
     who = fmt::format("rank {} of {} {}; rank {} said", base::describe_ranks(ranks), nprocs,
                       launch::describe_culprits(cause.culprits), cause.rank);
   }
-  // A note of a rank that then was killed (abort after a message) still says more than the signal.
+  // If a rank wrote a note and was killed afterwards (abort after a message), the note is more informative
+  // than the signal.
   if (!cause.note) {
     throw PeerLostError(compose({.what = who,
                                  .where = fmt::format("host {}, pid {}", base::host_name(), cause.pid),
@@ -294,7 +298,7 @@ void check(int nprocs, const std::function<void(int)>& body) {
 void spawn(int nprocs, std::function<void(int rank)> body) {
   base::report_uncaught_errors();
   check(nprocs, body);
-  // What is in the buffers now would be written once more by each child.
+  // Otherwise each child would write the buffered output again.
   std::cout.flush();
   std::fflush(nullptr);
   std::optional<RankEnd> cause;

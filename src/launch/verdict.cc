@@ -30,7 +30,7 @@ std::vector<int> blamed_ranks(const std::vector<RankEnd>& failures) {
     for (const int rank : failure.note->culprits) {
       if (!failed.contains(rank)) named.insert(rank);
     }
-    if (named.empty()) continue;  // it knows of none, or only of ranks that have reasons of their own
+    if (named.empty()) continue;  // it names no rank, or only ranks that have failed themselves
     if (agreed) std::erase_if(*agreed, [&](int rank) { return !named.contains(rank); });
     if (!agreed) agreed = std::move(named);
   }
@@ -68,13 +68,13 @@ std::string hint_for_end(int wait_status) {
     case SIGABRT:
       return "a core dump (ulimit -c unlimited) or gdb shows where it crashed";
     case SIGBUS:
-      return "a memory-mapped file was cut short or its file system is full; otherwise a core dump (ulimit "
+      return "a memory-mapped file was truncated or its file system is full; otherwise a core dump (ulimit "
              "-c unlimited) shows where it crashed";
     case SIGXCPU:
     case SIGXFSZ:
       return "a resource limit was exceeded: compare with ulimit -a";
     default:
-      return "somebody outside of this job sent the signal";
+      return "a process outside of this job sent the signal";
   }
 }
 

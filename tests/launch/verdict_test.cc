@@ -15,7 +15,7 @@ RankEnd failure_of(int rank, const char* kind = nullptr) {
   return failure;
 }
 
-TEST(Verdict, TheFirstWithoutAConsequenceIsTheCause) {
+TEST(Verdict, TheFirstThatIsNoConsequenceIsTheCause) {
   EXPECT_EQ(choose_cause({failure_of(3)}).rank, 3);
   EXPECT_EQ(choose_cause({failure_of(0), failure_of(1)}).rank, 0);
   EXPECT_EQ(choose_cause({failure_of(0, "PeerLostError"), failure_of(1)}).rank, 1);
@@ -36,11 +36,11 @@ TEST(Verdict, ConsequencesThatAgreeNameAnotherRank) {
   using Ranks = std::vector<int>;
   EXPECT_EQ(blamed_ranks({blames(0, {1})}), Ranks{1});
   EXPECT_EQ(blamed_ranks({blames(0, {1, 3}), blames(2, {3, 4}), blames(5, {})}), Ranks{3});
-  // One that is blamed has another to blame.
+  // A blamed rank that has failed itself blames another.
   EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(1, {2})}), Ranks{2});
   EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(1, {0})}), Ranks{});
   EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(2, {3})}), Ranks{});
-  // A cause of its own settles it.
+  // A failure that is not a consequence is the cause.
   EXPECT_EQ(blamed_ranks({blames(0, {1}), failure_of(2)}), Ranks{});
 }
 
@@ -49,7 +49,7 @@ TEST(Verdict, ANoteCarriesItsCulprits) {
   EXPECT_EQ(base::decode_note(base::encode_note(note)), note);
   const base::Note many{"PeerLostError", "gone", std::vector<int>(1000, 123456)};
   EXPECT_EQ(base::decode_note(base::encode_note(many))->culprits.size(), base::Note::kMostCulprits);
-  // From a worker with another version of the library, or a hostile one: the rest of the note counts.
+  // From a worker with another version of the library, or a hostile one: the rest of the note is used.
   for (const char* list : {"", ",\"culprits\":3", ",\"culprits\":[-1]", ",\"culprits\":[1.5]",
                            ",\"culprits\":[\"1\"]", ",\"culprits\":[99999999999999999999]"}) {
     const auto decoded = base::decode_note(std::string("{\"kind\":\"k\",\"message\":\"m\"") + list + "}");
@@ -57,7 +57,7 @@ TEST(Verdict, ANoteCarriesItsCulprits) {
   }
 }
 
-TEST(Verdict, TheFirstNoteCountsAndALaterOneCanSayThatItIsUntold) {
+TEST(Verdict, TheFirstNoteCountsAndALaterOneCanMarkItAsUntold) {
   const base::Note first{"PeerLostError", "gone", {3}};
   const base::Note untold{"PeerLostError", "gone", {}, true};
   const base::Note other{"UsageError", "something else", {}, true};
@@ -70,7 +70,7 @@ TEST(Verdict, TheFirstNoteCountsAndALaterOneCanSayThatItIsUntold) {
   EXPECT_FALSE(base::decode_note("nonsense\n" + base::encode_note(first)));
 }
 
-TEST(Verdict, PutsTheEndInWords) {
+TEST(Verdict, DescribesTheEnd) {
   EXPECT_EQ(end_clause(as_wait_status(3)), "exited with status 3");
   EXPECT_EQ(end_clause(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
   EXPECT_EQ(exit_status(as_wait_status(3)), 3);
@@ -81,7 +81,7 @@ TEST(Verdict, PutsTheEndInWords) {
   EXPECT_EQ(signal_name(SIGTERM), "SIGTERM");
 }
 
-TEST(Report, SaysWhoHowAndWhatWasPrinted) {
+TEST(Report, StatesTheRankItsEndAndItsLastLines) {
   RankEnd failure{.rank = 2, .local_rank = 0, .host = "b", .pid = 77, .wait_status = SIGKILL};
   failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
   failure.last_lines = {"one", "two"};
@@ -115,7 +115,7 @@ TEST(Report, NamesTheCulpritBeforeItsVictim) {
       "  stopping the ranks that are left here: 1-2\n");
 }
 
-TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
+TEST(Report, AnUncaughtErrorIsFirstAndAppearsOnce) {
   RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"UsageError", "no such batch\nhint: take another", {}, true};
   EXPECT_EQ(failure_report(failure, {.world_size = 2, .stopping = {0}}),
@@ -123,7 +123,7 @@ TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
             "  hint: take another\n"
             "  rank 1 of 2, local rank 0, host a, pid 70\n"
             "  stopping the other ranks: 0\n");
-  // Without a hint of its own there is nothing to add.
+  // No hint is added if the error has none.
   failure.note->message = "no such batch";
   failure.last_lines = {"step 3"};
   EXPECT_EQ(failure_report(failure, {.world_size = 2}),
@@ -143,7 +143,7 @@ TEST(Report, NoCoreDumpForOneOfOurErrors) {
   EXPECT_NE(failure_report(failure, {}).find("core dump"), std::string::npos);
 }
 
-TEST(Report, WhatTheProgramHasPrintedIsNotSaidTwice) {
+TEST(Report, AnErrorThatTheProgramHasPrintedIsNotRepeated) {
   RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
   failure.last_lines = {"train: MismatchError: shapes differ", "hint: look"};
