@@ -1,4 +1,4 @@
-// `lockstep bench`: what the collectives cost on this machine, on every backend.
+// `lockstep bench`: measures the collectives on this machine, on every backend.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace lockstep::cli {
 
-// Takes the words after the command's name; returns the exit status. Forks: call it before the process has
-// threads of its own.
+// Takes the arguments after the command's name and returns the exit status. Forks, so call it before the
+// process has other threads.
 int bench(const std::vector<std::string>& words);
 
 }  // namespace lockstep::cli

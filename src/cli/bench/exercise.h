@@ -1,5 +1,5 @@
-// The collectives of one group as `lockstep bench` calls them, each with its tensors and the data that shows
-// whether it did its work.
+// The collectives of one group as `lockstep bench` calls them, each with its tensors and with data that
+// verifies the result.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,25 @@
 
 namespace lockstep::bench {
 
-// The first element that is not what it should be.
+// The first element with a wrong value.
 struct WrongElement {
   int64_t index = 0;
   double got = 0, wanted = 0;
 };
 
-// Every rank must make and use its exercises in the same order as the others. Not thread-safe.
+// All ranks must create and use their exercises in the same order. Not thread-safe.
 struct Exercise {
   int64_t bytes = 0;
-  // A call of send_recv is there and back, and counts as two.
+  // 2 for send_recv: one call sends there and back.
   double calls_in_one = 1;
-  // Known inputs, and outputs that cannot be taken for right.
+  // Writes known inputs, and outputs that are certainly wrong.
   std::function<void()> fill;
-  // Zeros everywhere, for the calls that are timed: they work in place, over and over, and zero is what every
-  // operation makes of zeros. Other values would grow, overflow or become denormal, which is slow. The memory
-  // is written before, so that its pages exist; their bytes move as any others do.
+  // Writes zeros everywhere, for the timed calls: they repeatedly work in place, and every operation maps
+  // zeros to zeros. Other values would grow, overflow or become denormal, which is slow. Writing also faults
+  // the pages in.
   std::function<void()> settle;
   std::function<void()> call;
-  // After fill() and one call(). Looks at every element that this rank has received.
+  // Call it after fill() and one call(). Checks every element that this rank has received.
   std::function<std::optional<WrongElement>()> check;
 };
 
@@ -42,7 +42,7 @@ struct ExerciseOptions {
   int64_t size = 0;
   Dtype dtype{};
   std::string op;
-  bool registered = false;  // tensors from group->empty()
+  bool registered = false;  // whether the tensors come from group->empty()
 };
 Exercise make_exercise(std::shared_ptr<ProcessGroup> group, const ExerciseOptions& options);
 

@@ -1,4 +1,4 @@
-// One rank's part in `lockstep bench`.
+// The part of one rank in `lockstep bench`.
 #pragma once
 
 #include <functional>
@@ -9,14 +9,14 @@
 
 namespace lockstep::bench {
 
-// What rank 0 hands over as it goes: {"row": …} for each row, {"unavailable": name, "why": text} for each
-// backend that is not there.
+// Receives the results of rank 0 one by one: {"row": …} for each row, {"unavailable": name, "why": text} for
+// each backend that is not available.
 using Sink = std::function<void(const Json&)>;
 
-// Every rank of a world that spawn() has started must call it; only rank 0 uses `sink` and `progress`.
-// `rows_before` were measured in other worlds. The groups of all backends live side by side, so that the
-// variants of a row can take turns. Throws what a group throws, except that a variant which is refused with
-// UsageError is only marked.
+// Every rank of a world started by spawn() must call this; only rank 0 uses `sink` and `progress`.
+// `rows_before` is the number of rows already measured in other worlds. The groups of all backends exist at
+// the same time, so that the variants of a row can take turns. Throws what a group throws, except that a
+// variant that throws UsageError is only marked as refused.
 void measure_world(const Options& options, int rank, int rows_before, const Progress& progress,
                    const Sink& sink);
 
