@@ -96,7 +96,8 @@ std::string with_underscores(std::string name) {
 class RunParser {
  public:
   RunParser()
-      : app_("Starts a program as the ranks of one job, on this machine or on several, and supervises it.") {
+      : app_(
+            "Starts a program as the ranks of one job, on this machine or on several, and watches over it.") {
     app_.formatter(std::make_shared<Formatter>());
     app_.get_formatter()->column_width(35);
     app_.prefix_command();
@@ -112,44 +113,45 @@ class RunParser {
     value("--max-restarts", raw_.max_restarts, "N",
           "when a rank fails, stop and restart all ranks,\nup to N times (default 0)", "PET_MAX_RESTARTS");
     value("--grace-period", raw_.grace, "SECONDS",
-          "time between SIGTERM and SIGKILL for the workers (default 30)");
+          "time that workers have between SIGTERM and SIGKILL (default 30)");
     value("--threads", raw_.threads, "N",
-          "compute threads per worker (default cores / workers);\n0 does not change them");
+          "compute threads of each worker (default cores / workers);\n0 leaves them alone");
     flag("--no-bind", raw_.no_bind, "do not bind each worker to its own cores");
-    flag("--no-heap", raw_.no_heap, "let the C library return freed memory to the kernel");
+    flag("--no-heap", raw_.no_heap, "do not make the C library keep freed memory");
 
     group_ = "Output";
     value("--log-dir", raw_.log_dir, "DIR", "also write the output of each rank to DIR/rank_<R>.log",
           "PET_LOG_DIR");
     value("--tee", raw_.tee, "WHAT",
-          "with --log-dir, what is also shown here: 0 nothing, 1 stdout,\n2 stderr, 3 both (default); or by "
+          "with --log-dir, what is shown as well: 0 nothing, 1 stdout,\n2 stderr, 3 both (default); or by "
           "local rank: 0:3,1:2",
           "PET_TEE");
 
     group_ = "Several nodes";
-    value("--nnodes", raw_.nnodes, "N", "number of machines in the job (default 1)", "PET_NNODES");
-    value("--node-rank", raw_.node_rank, "N", "number of this machine, from 0", "PET_NODE_RANK");
+    value("--nnodes", raw_.nnodes, "N", "machines in the job (default 1)", "PET_NNODES");
+    value("--node-rank", raw_.node_rank, "N", "which of them this is, from 0", "PET_NODE_RANK");
     value("--master-addr", raw_.master_addr, "HOST", "address of node 0", "PET_MASTER_ADDR");
     value("--master-port", raw_.master_port, "PORT",
           "a free port on node 0 (default 29500; on one node: any)", "PET_MASTER_PORT");
     value("--rdzv-endpoint", raw_.endpoint, "HOST[:PORT]",
-          "instead of the three above: HOST becomes node 0, the others\nare numbered in order of arrival "
+          "in place of the three above: HOST becomes node 0, the others\nare numbered as they arrive "
           "(default port 29400)",
           "PET_RDZV_ENDPOINT");
-    value("--rdzv-id", raw_.run_id, "NAME", "name of the job; nodes of other jobs are refused",
+    value("--rdzv-id", raw_.run_id, "NAME", "name of the job; nodes of another one are refused",
           "PET_RDZV_ID");
-    value("--rdzv-backend", raw_.backend, "NAME", "static or c10d, which mean the same here",
+    value("--rdzv-backend", raw_.backend, "NAME", "static or c10d; both mean the same here",
           "PET_RDZV_BACKEND");
     value("--timeout", raw_.timeout, "SECONDS", "how long the nodes wait for each other (default 300)");
     value("--node-timeout", raw_.node_timeout, "SECONDS",
-          "a node that is silent for this long is lost (default 10;\nnode 0's value applies)");
+          "a node that says nothing for so long is lost (default 10;\nnode 0's counts)");
     value("--token-file", raw_.token_file, "FILE",
           "the job's secret: only nodes that know it are admitted\n(default LOCKSTEP_TOKEN, or the file in "
           "LOCKSTEP_TOKEN_FILE)");
 
     group_ = "Accepted for compatibility with torchrun";
-    flag("--standalone", raw_.standalone, "one node, any free port: the default", "PET_STANDALONE");
-    value("--monitor-interval", raw_.monitor_interval, "SECONDS", "no effect: lockstep reacts immediately",
+    flag("--standalone", raw_.standalone, "one node, any free port: what happens without it, too",
+         "PET_STANDALONE");
+    value("--monitor-interval", raw_.monitor_interval, "SECONDS", "no effect: lockstep reacts at once",
           "PET_MONITOR_INTERVAL");
     flag("--no-python", raw_.no_python, "no effect: PROGRAM is any program", "PET_NO_PYTHON");
   }
