@@ -90,7 +90,7 @@ int run_guarded(const std::function<int(GuardedContext)>& agent) {
   }
   ::setpgid(pid, pid);
   read_end.reset();
-  // `write_end` stays open until this process ends: its closing tells the agent that the guard has ended.
+  // `write_end` stays open until this process ends: the agent reads end of file when the guard has ended.
   return watch(pid, signals);
 }
 

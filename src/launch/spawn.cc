@@ -77,8 +77,7 @@ bool run_body(int rank, const std::function<void(int)>& body) {
     const auto* type = abi::__cxa_current_exception_type();
     note = {type != nullptr ? type_name(*type) : "unknown", "an exception that is not a std::exception"};
   }
-  // The parent rethrows the error of the rank that is the cause. Print the error if the parent will not get
-  // it.
+  // The parent rethrows the error of the rank that is the cause. Without a note, print the error here.
   if (!base::write_note(note)) fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);
   return false;
 }
@@ -184,19 +183,19 @@ class SpawnedRanks {
     const pid_t pid = ::fork();
     if (pid < 0) refuse(errno);
     if (pid == 0) {
-      // The parent's descriptors, which the fork copied: no destructor of this frame ever runs here.
+      // Close the descriptors that the fork copied from the parent: no destructor of this frame runs here.
       children_.clear();
       read_end.reset();
       become_rank(place, token_, write_end.get(), parent, body_);
     }
     ::setpgid(pid, pid);
-    pids_.push_back(pid);
     // By number: glibc's header for pidfd_open cannot be used from C++ before 2.37.
     children_.add({.rank = place.rank,
                    .local_rank = place.rank,
                    .pid = pid,
                    .note = std::move(read_end),
                    .pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))});
+    pids_.push_back(pid);
   }
 
   [[noreturn]] void refuse(int error_number) const {
@@ -206,7 +205,7 @@ class SpawnedRanks {
                  .hint = "compare ulimit -u and ulimit -n with the processes and files in use"}));
   }
 
-  // Blocks until a child may have ended or the time has passed. False when no child is left.
+  // Blocks until a child may have ended or the time has passed. Returns false if no child is left.
   bool wait_for_one(std::chrono::milliseconds at_most) {
     if (children_.empty()) return false;
     std::vector<pollfd> waiting;
@@ -235,7 +234,7 @@ class SpawnedRanks {
       if (reaped == pid && launch::succeeded(status)) continue;
       if (reaped < 0 && !end.note) {
         end.note =
-            base::Note{"UsageError", compose({.what = "its exit status is not known",
+            base::Note{"UsageError", compose({.what = "its exit status is unknown",
                                               .evidence = "another part of this program waited for it",
                                               .hint = "a SIGCHLD handler must not wait for all children"})};
       }
@@ -274,7 +273,7 @@ void check(int nprocs, const std::function<void(int)>& body) {
   if (!cause.culprits.empty()) {
     std::vector<int> ranks;
     for (const auto& culprit : cause.culprits) ranks.push_back(culprit.rank);
-    who = fmt::format("rank {} of {} {}; rank {} said", base::describe_ranks(ranks), nprocs,
+    who = fmt::format("rank {} of {} {}; rank {} reported", base::describe_ranks(ranks), nprocs,
                       launch::describe_culprits(cause.culprits), cause.rank);
   }
   // If a rank wrote a note and was killed afterwards (abort after a message), the note is more informative

@@ -208,7 +208,7 @@ TEST_F(SpawnTest, ARankThatEndsEarlyIsNamed) {
   });
   EXPECT_EQ(text,
             "rank 1 of 3 ended with status 0 while the others were still working: it made fewer steps; rank "
-            "0 said: rank 1 is gone");
+            "0 reported: rank 1 is gone");
 }
 
 TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {
@@ -219,7 +219,7 @@ TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {
     base::write_note({"TimeoutError", "late", {1}});
     ::_exit(1);
   });
-  EXPECT_EQ(text, "rank 1 of 2 did not answer; rank 0 said: late");
+  EXPECT_EQ(text, "rank 1 of 2 did not answer; rank 0 reported: late");
 }
 
 TEST_F(SpawnTest, TheRanksShareATokenOfTheirOwn) {
