@@ -1,4 +1,4 @@
-// Open MPI's collectives, measured by the rules of `lockstep bench` (src/cli/bench_rules.h): the same flags,
+// Open MPI's collectives, measured by the rules of `lockstep bench` (src/cli/bench/rules.h): the same flags,
 // sizes, data, checks, samples and JSON.
 //
 //   mpirun -np 2 bench_openmpi --collective all_reduce --sizes 8,25M --json rows.json
@@ -17,10 +17,10 @@
 
 #include <lockstep/error.h>
 
-#include "cli/bench_options.h"
-#include "cli/bench_row.h"
-#include "cli/bench_rules.h"
-#include "cli/bench_values.h"
+#include "cli/bench/options.h"
+#include "cli/bench/row.h"
+#include "cli/bench/rules.h"
+#include "cli/bench/values.h"
 
 namespace {
 

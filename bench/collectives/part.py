@@ -1,6 +1,6 @@
 """Collectives: lockstep beside PyTorch, Open MPI, and a plain copy of memory.
 
-All programs measure by the rules of src/cli/bench_rules.h and take the same flags; each checks the data of every row.
+All programs measure by the rules of src/cli/bench/rules.h and take the same flags; each checks the data of every row.
 At LARGE figures are set and memory decides; from HUGE on a call takes so long that a few samples must do.
 """
 import collections

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's collectives over Gloo, measured on one rank by the rules of `lockstep bench` (src/cli/bench_rules.h): the
+"""PyTorch's collectives over Gloo, measured on one rank by the rules of `lockstep bench` (src/cli/bench/rules.h): the
 same flags, sizes, data, checks, samples and JSON. Floats and sums only.
 
   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 pytorch.py --collective all_reduce --sizes 8,25M
@@ -30,7 +30,7 @@ if __name__ == "__main__":
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-# ---- The rules of src/cli/bench_rules.h
+# ---- The rules of src/cli/bench/rules.h
 
 ELEMENT = 4  # bytes of a float
 BLOCKS = 10
@@ -83,7 +83,7 @@ def summarize(by_rank):
     return {"p50_us": nearest_rank(0.5), "p99_us": nearest_rank(0.99), "min_us": slowest[0]}
 
 
-# ---- The data of src/cli/bench_values.h
+# ---- The data of src/cli/bench/values.h
 
 PERIOD = 65521
 POISON = 126

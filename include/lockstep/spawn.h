@@ -1,4 +1,4 @@
-// Starts the ranks of a job from inside a program: no launcher needed.
+// Starts the ranks of a job from within a program, without a launcher.
 #pragma once
 
 #include <functional>
@@ -7,20 +7,21 @@
 
 namespace lockstep {
 
-// As Python's torch.multiprocessing.spawn: runs body(rank) in `nprocs` new processes on this machine and
-// returns when all have ended. init_process_group() inside the body finds rank, world size and master from
-// the environment that spawn gives each process.
+// Like Python's torch.multiprocessing.spawn: runs body(rank) in `nprocs` new processes on this machine and
+// returns when all of them have ended. init_process_group() inside the body reads rank, world size and master
+// address from environment variables that spawn sets for each process.
 //
-// The first rank that fails is the one reported: its error is thrown again here (same class for lockstep's
-// errors, Error for others, PeerLostError when it was killed or called exit), and the other ranks are
-// stopped. When it failed because another rank left early or did not answer, the message begins with that
-// one.
+// If ranks fail, spawn stops the other ranks and rethrows the error of the first rank that failed: with the
+// same class for lockstep's errors, as Error for other exceptions, as PeerLostError if the rank was killed or
+// called exit(). If that rank failed because another rank ended early or did not answer, the message names
+// the other rank first.
 //
-// The ranks share a random token of their own (LOCKSTEP_TOKEN), and may open as many files as the hard limit
-// allows, up to 65536.
+// The ranks share a random token (LOCKSTEP_TOKEN). Their limit of open files is raised to the hard limit, at
+// most 65536.
 //
-// The processes are forked: they see what the caller has in memory, and nothing they change comes back. Call
-// it before the program starts threads of its own and before its first backward(); tensor arithmetic is fine.
+// The processes are forked: they have a copy of the caller's memory, and their changes to it are not visible
+// to the caller. Call spawn before the program starts threads of its own and before its first backward();
+// tensor arithmetic is fine.
 void spawn(int nprocs, std::function<void(int rank)> body);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// For calls that block and cannot be given up: they run on a thread of their own, and nobody has to wait for
+// Runs a call that blocks and cannot be cancelled on its own thread, so that the caller can stop waiting for
 // it.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace lockstep::base {
 
-// Unlike that of std::async, this future's destructor does not wait. The thread may outlive the caller:
-// `work` must own what it uses.
+// Unlike with std::async, the destructor of the returned future does not block. The thread may outlive the
+// caller, so `work` must own everything it uses.
 template <class Work>
 auto run_aside(Work work) {
   using Result = decltype(work());

@@ -1,5 +1,5 @@
-// A point in time by which a blocking call gives up. Passed down by value, so that the steps of one call
-// share one budget.
+// The point in time at which a blocking call gives up. Passed by value, so that all steps of one call share
+// one budget.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@ class Deadline {
 
   bool expired() const { return Clock::now() >= at_; }
   std::chrono::milliseconds budget() const { return budget_; }
-  // Never negative; rounded up, so that a wait of this length ends after the deadline, not just before it.
+  // Never negative. Rounded up, so that a wait of this length ends after the deadline and not just before it.
   std::chrono::milliseconds remaining() const {
     return std::max(std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()),
                     std::chrono::milliseconds(0));
   }
-  // For poll(2): remaining time, but at most `slice`.
+  // The timeout for poll(2): the remaining time, at most `slice`.
   int poll_timeout(std::chrono::milliseconds slice = std::chrono::hours(1)) const {
     return static_cast<int>(std::min(remaining(), slice).count());
   }

@@ -14,24 +14,24 @@ namespace lockstep::base {
 namespace {
 
 constexpr std::array kKnobs = {
-    Knob{"LOCKSTEP_LOG", "warn", "what is logged to stderr: debug, info, warn, error or off"},
-    Knob{"LOCKSTEP_BACKEND", "auto", "the backend where InitOptions::backend is \"auto\": auto, shm or gloo"},
-    Knob{"LOCKSTEP_BIND", "1", "0: leave each rank's CPU affinity as it was given"},
+    Knob{"LOCKSTEP_LOG", "warn", "lowest level that is logged to stderr: debug, info, warn, error or off"},
+    Knob{"LOCKSTEP_BACKEND", "auto",
+         "backend of programs whose InitOptions::backend is \"auto\": auto, shm or gloo"},
+    Knob{"LOCKSTEP_BIND", "1", "0: do not change the CPU affinity of the ranks"},
     Knob{"LOCKSTEP_THREADS", "cores / local ranks",
-         "compute threads of each rank; 0: leave them as they are (OMP_NUM_THREADS, when set, wins)"},
+         "compute threads per rank; 0: do not change their number (OMP_NUM_THREADS takes precedence)"},
     Knob{"LOCKSTEP_SPIN_US", "100, or 0 with more ranks than CPUs",
-         "how long a rank that waits in shared memory keeps its core busy before it sleeps"},
+         "how long a rank that waits in shared memory spins before it sleeps, in microseconds"},
     Knob{"LOCKSTEP_PROGRESS", "thread with spare CPUs, else inline",
-         "who carries on collectives that nobody waits for: a thread, or the backward pass as it goes by "
-         "(inline)"},
-    Knob{"LOCKSTEP_TOKEN", "lockstep run makes one for a job on one machine",
+         "what drives collectives that nobody waits for: a thread of their own (thread), or the backward "
+         "pass as it runs (inline)"},
+    Knob{"LOCKSTEP_TOKEN", "lockstep run creates one for a job on one machine",
          "the secret that admits a process to its job; at least 16 characters", true},
-    Knob{"LOCKSTEP_TOKEN_FILE", "none", "a file, readable by its owner only, that holds the token"},
+    Knob{"LOCKSTEP_TOKEN_FILE", "none", "a file that contains the token; only its owner may have access"},
     Knob{"LOCKSTEP_CHECK_CALLS", "1",
-         "0: over Gloo, ranks that make different calls are not found. To measure what the search costs, and "
-         "for "
-         "nothing else; the same on all ranks"},
-    Knob{"LOCKSTEP_HEAP", "1", "0: let the C library give freed memory back to the kernel at every step"},
+         "0: over Gloo, do not check that all ranks make the same calls. Only for measuring the cost of the "
+         "check; must be the same on all ranks"},
+    Knob{"LOCKSTEP_HEAP", "1", "0: let the C library return freed memory to the kernel at every step"},
 };
 
 }  // namespace
@@ -64,9 +64,9 @@ std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
       wanted += fmt::format(", {} or more", low);
     }
     throw UsageError(
-        compose({.what = fmt::format("environment variable {} is not usable", name),
+        compose({.what = fmt::format("environment variable {} is invalid", name),
                  .evidence = fmt::format("its value is \"{}\", but it must be {}", *text, wanted),
-                 .hint = fmt::format("correct {0}, or unset it", name)}));
+                 .hint = fmt::format("correct {0} or unset it", name)}));
   }
   return number;
 }
@@ -80,9 +80,9 @@ bool env_flag(const char* name, bool fallback) {
   for (const char* no : {"0", "false", "off", "no"}) {
     if (*text == no) return false;
   }
-  throw UsageError(compose({.what = fmt::format("environment variable {} is not usable", name),
+  throw UsageError(compose({.what = fmt::format("environment variable {} is invalid", name),
                             .evidence = fmt::format("its value is \"{}\", but it must be 1 or 0", *text),
-                            .hint = fmt::format("correct {0}, or unset it", name)}));
+                            .hint = fmt::format("correct {0} or unset it", name)}));
 }
 
 }  // namespace lockstep::base

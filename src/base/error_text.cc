@@ -16,7 +16,7 @@ std::string compose(const ErrorText& text) {
 }
 
 std::string errno_text(int error_number) {
-  // std::strerror is not thread-safe; generic_category's message is.
+  // std::strerror is not thread-safe, generic_category().message() is.
   return fmt::format("{} (errno {})", std::generic_category().message(error_number), error_number);
 }
 

@@ -1,4 +1,4 @@
-// Sole owner of a file descriptor.
+// Owns a file descriptor and closes it.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Which machine this is.
+// Identifies this machine.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@ namespace lockstep::base {
 
 std::string host_name();
 
-// Equal for two processes exactly when they run under one kernel and in one network namespace, so that
-// loopback connects them. Containers and namespaces that only share the hardware count as different machines.
+// Equal for two processes if and only if they share a kernel and a network namespace, so that they can
+// connect over loopback. Containers and namespaces that share only the hardware count as different machines.
 std::string machine_identity();
 
 }  // namespace lockstep::base

@@ -31,15 +31,16 @@ std::shared_ptr<spdlog::logger> make_logger() {
       std::make_shared<spdlog::logger>("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   const std::string wanted = env_string("LOCKSTEP_LOG").value_or("warn");
   const auto level = spdlog::level::from_str(wanted);
-  // from_str answers "off" to what it does not know: a typing error must not silence the errors.
+  // from_str returns "off" for an unknown level, and a typo must not silence errors.
   const bool unknown = level == spdlog::level::off && wanted != "off";
   logger->set_level(unknown ? spdlog::level::warn : level);
   logger->set_pattern("lockstep %l: %v");
-  if (unknown) logger->warn("LOCKSTEP_LOG is \"{}\"; known are debug, info, warn, error and off", wanted);
+  if (unknown)
+    logger->warn("unknown LOCKSTEP_LOG \"{}\": it must be debug, info, warn, error or off", wanted);
   return logger;
 }
 
-// Never destroyed: destructors of static objects may still log.
+// Never destroyed, because destructors of static objects may still log.
 spdlog::logger& logger() {
   static auto* const instance = new std::shared_ptr<spdlog::logger>(make_logger());
   return **instance;

@@ -1,5 +1,5 @@
-// Log lines on stderr, each with its rank: "lockstep[1/4] warning: …". LOCKSTEP_LOG sets the level.
-// Thread-safe; a line is written in one piece.
+// Writes log lines to stderr, each with the rank: "lockstep[1/4] warning: …". LOCKSTEP_LOG sets the level.
+// Thread-safe: each line is written with one call.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@ namespace lockstep::base {
 
 enum class LogLevel { Debug, Info, Warn, Error, Off };
 
-// Until it is called, lines carry no rank.
+// Until this is called, lines have no rank.
 void set_log_rank(int rank, int world_size);
 bool log_enabled(LogLevel level);
 void log_line(LogLevel level, std::string_view line);

@@ -29,9 +29,9 @@ using namespace std::chrono_literals;
                .where = reach == Reach::ThisMachine ? "on 127.0.0.1" : "on all interfaces",
                .evidence = errno_text(error_number),
                .hint = error_number == EADDRINUSE
-                           ? "another program holds this port: choose another one, or name none and a free "
-                             "one is found"
-                           : "check the port number and this user's rights"}));
+                           ? "another program uses this port: choose another one, or leave it out to get a "
+                             "free one"
+                           : "check the port number and the permissions of this user"}));
 }
 
 struct AddrinfoDeleter {
@@ -39,7 +39,7 @@ struct AddrinfoDeleter {
 };
 using AddrinfoList = std::unique_ptr<addrinfo, AddrinfoDeleter>;
 
-// Returns an empty list and the reason in `why` when the name does not resolve.
+// Returns null, and the reason in `why`, if the name does not resolve.
 AddrinfoList resolve(const std::string& host, uint16_t port, int socktype, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -51,7 +51,7 @@ AddrinfoList resolve(const std::string& host, uint16_t port, int socktype, std::
   return AddrinfoList(failed == 0 ? list : nullptr);
 }
 
-// One attempt. An empty Fd and the errno in `error_number` when it fails.
+// One attempt. Returns an empty Fd, and the errno in `error_number`, if it fails.
 Fd try_connect(const addrinfo& target, Deadline deadline, int& error_number) {
   Fd socket(::socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error_number = 0;
@@ -74,7 +74,7 @@ Fd try_connect(const addrinfo& target, Deadline deadline, int& error_number) {
     ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error_number, &length);
     if (error_number != 0) return {};
   }
-  // A port in the ephemeral range can connect to itself while nobody listens there.
+  // A socket whose ephemeral port happens to be the target port connects to itself if nobody listens there.
   sockaddr_storage here{}, there{};
   socklen_t here_size = sizeof here, there_size = sizeof there;
   ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_size);
@@ -94,7 +94,8 @@ Fd try_connect(const addrinfo& target, Deadline deadline, int& error_number) {
 }  // namespace
 
 Fd bind_socket(Reach reach, uint16_t port) {
-  // IPv6 with IPv4 mapped in reaches both kinds of peers; a kernel without IPv6 gets plain IPv4.
+  // An IPv6 socket with mapped IPv4 addresses serves both kinds of peers. A kernel without IPv6 gets plain
+  // IPv4.
   Fd socket;
   if (reach == Reach::Everyone) socket.reset(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const bool v6 = static_cast<bool>(socket);
@@ -157,8 +158,9 @@ Fd connect_to(const std::string& host, uint16_t port, Deadline deadline) {
       {.what =
            fmt::format("cannot reach {}:{} within {:.1f} s", host, port, deadline.budget().count() / 1000.0),
        .evidence = why,
-       .hint = "check that the other side is running, that address and port are right, and that no firewall "
-               "stands between"}));
+       .hint =
+           "check that the peer is running, that address and port are correct, and that no firewall blocks "
+           "them"}));
 }
 
 void prepare_for_messages(const Fd& socket) {
@@ -178,7 +180,7 @@ bool is_this_machine(const std::string& host) {
   std::string why;
   const auto targets = resolve(host, 0, SOCK_STREAM, why);
   for (const addrinfo* target = targets.get(); target != nullptr; target = target->ai_next) {
-    // Only an address of our own can be bound.
+    // Only an address of this machine can be bound.
     Fd socket(::socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (socket && ::bind(socket.get(), target->ai_addr, target->ai_addrlen) == 0) return true;
   }
@@ -189,7 +191,7 @@ std::string address_towards(const std::string& host, uint16_t port) {
   std::string why;
   const auto targets = resolve(host, port, SOCK_DGRAM, why);
   for (const addrinfo* target = targets.get(); target != nullptr; target = target->ai_next) {
-    // Connecting a datagram socket sends nothing; it only asks the routing table.
+    // Connecting a datagram socket sends nothing; it only looks up the route.
     Fd socket(::socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!socket || ::connect(socket.get(), target->ai_addr, target->ai_addrlen) != 0) continue;
     sockaddr_storage address{};

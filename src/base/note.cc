@@ -13,10 +13,10 @@ namespace lockstep::base {
 
 namespace {
 
-// A write of this size to a pipe is atomic (PIPE_BUF is 4096 on Linux) and never blocks on an empty pipe.
+// Writes of up to PIPE_BUF (4096 bytes on Linux) to a pipe are atomic, and never block on an empty pipe.
 constexpr size_t kMostBytes = 4000;
 
-// None when the field is missing or is not a list of ranks: the note says enough without it.
+// Empty if the field is missing or is not a list of ranks: the rest of the note is still useful.
 std::vector<int> culprits_in(const nlohmann::json& note) {
   const auto list = note.find("culprits");
   if (list == note.end() || !list->is_array() || list->size() > Note::kMostCulprits) return {};
@@ -36,7 +36,7 @@ std::optional<Note> note_in(std::string_view line) {
   return Note{json["kind"], json["message"], culprits_in(json), untold != json.end() && *untold == true};
 }
 
-// What this process has written. A forked one has written nothing yet.
+// The first note that this process has written. A forked child has not written any yet.
 struct First {
   std::mutex mutex;
   pid_t pid = 0;
@@ -78,12 +78,12 @@ std::optional<Note> decode_note(std::string_view bytes) {
 }
 
 bool write_note(const Note& note) noexcept {
-  // Never destroyed, as other threads may fail while the process ends.
+  // Never destroyed, because other threads may fail while the process exits.
   static auto& first = *new First;
   try {
     const auto fd = env_int("LOCKSTEP_NOTE_FD", 3, 1 << 20);
     struct stat status {};
-    // The number may have come down to a grandchild in which it means another file.
+    // A grandchild may inherit the variable while its descriptor of that number is another file.
     if (!fd || ::fstat(static_cast<int>(*fd), &status) != 0 || !S_ISFIFO(status.st_mode)) return false;
     const std::lock_guard lock(first.mutex);
     const bool again = first.pid == ::getpid();
@@ -95,7 +95,7 @@ bool write_note(const Note& note) noexcept {
     first.message = note.message;
     return true;
   } catch (...) {
-    return false;  // a note is a courtesy; the error itself is being thrown elsewhere
+    return false;  // a note is optional; the error itself is thrown elsewhere
   }
 }
 

@@ -1,8 +1,8 @@
-// What a worker tells the agent that started it about the error it met.
+// A note: a worker's error, written to a pipe for the launcher that started it.
 //
-// A rank that fails because another one failed exits too, sometimes within the same millisecond. From the
-// notes the agent can tell the cause from its consequences. `lockstep run` and `spawn` give each worker the
-// writing end of a pipe in LOCKSTEP_NOTE_FD; without it a note goes nowhere.
+// A rank that fails because another rank failed exits as well, sometimes within the same millisecond. The
+// notes let the launcher distinguish the cause from its consequences. `lockstep run` and `spawn` pass each
+// worker the writing end of the pipe in LOCKSTEP_NOTE_FD. Without that variable no note is written.
 #pragma once
 
 #include <optional>
@@ -13,13 +13,13 @@
 namespace lockstep::base {
 
 struct Note {
-  std::string kind;     // Error::kind(), or the C++ type of a foreign exception
+  std::string kind;     // Error::kind(), or the C++ type of another exception
   std::string message;  // what()
-  // The ranks of the job (RANK, not the rank in a subgroup) that are the reason, as far as this rank can
-  // tell: those that are gone or did not answer. Only the first kMostCulprits are passed on.
+  // The ranks of the job (RANK, not the rank in a subgroup) that caused the error as far as this rank knows:
+  // those that have ended or did not answer. Only the first kMostCulprits are sent.
   std::vector<int> culprits;
 
-  // The process has not printed it: whoever reads the note does.
+  // The process has not printed the error: whoever reads the note has to.
   bool untold = false;
 
   static constexpr size_t kMostCulprits = 64;
@@ -27,8 +27,8 @@ struct Note {
   bool operator==(const Note&) const = default;
 };
 
-// Async-signal-unsafe, never throws. The first note of a process is the one that counts; a later one of the
-// same error can only say that it is untold. True if the agent will know of this error.
+// Not async-signal-safe; never throws. The first note of a process counts; a later note of the same error can
+// only mark it as untold. Returns true if the launcher will learn of this error.
 bool write_note(const Note& note) noexcept;
 
 std::string encode_note(const Note& note);

@@ -1,9 +1,9 @@
-// A TCP port that belongs to this job from the moment it is chosen.
+// Reserves a TCP port for this job from the moment it is chosen.
 //
-// Choosing a free port and opening it later leaves a gap in which another job can take it. A reservation
-// closes the gap: its socket is bound but does not listen. Linux then gives the port to nobody else who asks
-// for a free one, while a socket that sets SO_REUSEADDR (ours, and c10d's store) may still bind to it and
-// listen, in this or in another process.
+// If a free port is chosen first and opened later, another job can take it in between. A reservation prevents
+// that with a socket that is bound but does not listen: Linux then does not hand the port out as a free one,
+// while a socket with SO_REUSEADDR (ours, and that of c10d's store) can still bind to it and listen, in this
+// or another process.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace lockstep::base {
 
 class PortReservation {
  public:
-  // `port` 0 chooses a free one. Throws SystemError when somebody listens on the port already.
+  // `port` 0 chooses a free port. Throws SystemError if another socket already listens on the port.
   explicit PortReservation(Reach reach, uint16_t port = 0);
 
   uint16_t port() const { return port_; }

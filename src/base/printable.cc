@@ -13,7 +13,7 @@ struct Character {
   size_t bytes = 0;  // 0: not UTF-8
 };
 
-// The first one of a text that is not empty.
+// The first character of a non-empty text.
 Character first_of(std::string_view text) {
   const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const auto lead = at(0);
@@ -34,9 +34,9 @@ Character first_of(std::string_view text) {
 bool is_harmless(uint32_t code) {
   const auto between = [code](uint32_t first, uint32_t last) { return code >= first && code <= last; };
   return !(code < 0x20 || between(0x7f, 0x9f) ||                  // control characters
-           between(0x200b, 0x200f) || between(0x2028, 0x202e) ||  // no width, line ends, direction of writing
+           between(0x200b, 0x200f) || between(0x2028, 0x202e) ||  // zero width, line ends, writing direction
            between(0x2060, 0x206f) || code == 0xfeff ||
-           between(0xe0000, 0xe007f));  // tags, which nothing shows
+           between(0xe0000, 0xe007f));  // tags, which are invisible
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ std::string printable(std::string_view text) {
 std::string quote(std::string_view text) {
   constexpr size_t kShown = 120;
   auto end = std::min(text.size(), kShown);
-  // Not in the middle of a character.
+  // Do not cut within a character.
   while (end < text.size() && end > kShown - 4 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
   std::string quoted = "\"";
   for (auto rest = text.substr(0, end); !rest.empty();) {

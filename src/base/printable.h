@@ -1,4 +1,4 @@
-// Text that others wrote, made safe to show: nothing in it steers the terminal or looks like another line.
+// Escapes untrusted text for display: the result cannot control the terminal or imitate another line.
 #pragma once
 
 #include <string>
@@ -6,15 +6,15 @@
 
 namespace lockstep::base {
 
-// UTF-8 stays as it is. Control characters (line ends too), marks that turn the direction of writing, and
-// bytes that are no UTF-8 become escapes: \n, \x1b, \u202e.
+// Valid UTF-8 is kept. Control characters (including line ends), marks that change the writing direction, and
+// bytes that are not UTF-8 become escapes: \n, \x1b, \u202e.
 std::string printable(std::string_view text);
 
-// Removes the first character of a text that is not empty, and returns it as above: for those who cut texts
-// or keep their lines.
+// Removes the first character of a non-empty text and returns it escaped as above: for code that truncates
+// texts or keeps their lines.
 std::string take_printable(std::string_view& text);
 
-// The same in quotation marks, with those inside escaped, and not too long: for messages.
+// The text escaped, in quotation marks (those inside are escaped, too) and truncated: for messages.
 std::string quote(std::string_view text);
 
 }  // namespace lockstep::base

@@ -31,7 +31,7 @@ std::string hexadecimal(const unsigned char* bytes, size_t size) {
 template <size_t N>
 std::string random_digits() {
   std::array<unsigned char, N / 2> bytes;
-  // Up to 256 bytes are given whole or, before the generator has been seeded, waited for.
+  // For up to 256 bytes, getrandom(2) blocks until the generator is seeded and then returns all of them.
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     throw SystemError(
         compose({.what = "cannot get random bytes from the kernel", .evidence = errno_text(errno)}));
@@ -41,7 +41,7 @@ std::string random_digits() {
 
 [[noreturn]] void bad_file(const std::string& path, const std::string& why, const std::string& hint) {
   throw UsageError(
-      compose({.what = fmt::format("the token file {} is not usable", path), .evidence = why, .hint = hint}));
+      compose({.what = fmt::format("cannot use the token file {}", path), .evidence = why, .hint = hint}));
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ Token::Token(std::string text) : text_(std::move(text)) {
   text_.erase(text_.find_last_not_of(" \t\r\n") + 1);
   if (text_.size() < kLeastCharacters) {
     throw UsageError(compose({.what = "the job's token is too short to be a secret",
-                              .evidence = fmt::format("it has {} characters, and needs {} at least",
+                              .evidence = fmt::format("it has {} characters and needs at least {}",
                                                       text_.size(), kLeastCharacters),
                               .hint = "make one with: openssl rand -hex 32"}));
   }
@@ -65,12 +65,12 @@ Token Token::from_environment() {
 }
 
 Token Token::from_file(const std::string& path) {
-  // Without blocking: the path may be that of a pipe.
+  // O_NONBLOCK, because opening a named pipe would block.
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file || ::fstat(file.get(), &status) != 0)
     bad_file(path, errno_text(errno), "correct its path or its permissions");
-  if (!S_ISREG(status.st_mode)) bad_file(path, "it is not an ordinary file", "correct its path");
+  if (!S_ISREG(status.st_mode)) bad_file(path, "it is not a regular file", "correct its path");
   if ((status.st_mode & 077) != 0) {
     bad_file(path, fmt::format("other users may read or write it (mode {:03o})", status.st_mode & 0777),
              fmt::format("chmod 600 {}", path));
@@ -82,7 +82,7 @@ Token Token::from_file(const std::string& path) {
 }
 
 std::string Token::prove(std::string_view role, std::string_view theirs, std::string_view mine) const {
-  // Lengths first, so that no two sets of parts make the same text.
+  // The lengths come first, so that different parts never yield the same text.
   const auto text =
       fmt::format("lockstep {} {} {} {} {} {}", role.size(), theirs.size(), mine.size(), role, theirs, mine);
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest;
@@ -90,7 +90,8 @@ std::string Token::prove(std::string_view role, std::string_view theirs, std::st
   if (::HMAC(::EVP_sha256(), text_.data(), static_cast<int>(text_.size()),
              reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(),
              &size) == nullptr) {
-    throw SystemError("OpenSSL has no HMAC-SHA256\nhint: is its configuration whole?");
+    throw SystemError(
+        "OpenSSL cannot compute an HMAC-SHA256\nhint: check the OpenSSL installation and its configuration");
   }
   return hexadecimal(digest.data(), size);
 }

@@ -16,7 +16,8 @@ namespace lockstep::base {
 
 namespace {
 
-// What the program has printed before; not if another thread holds the file, which may be for ever.
+// Writes what the program has printed so far. Skipped if another thread holds the lock of stdout, since it
+// may never release it.
 void flush_stdout() {
   if (::ftrylockfile(stdout) != 0) return;
   ::fflush_unlocked(stdout);

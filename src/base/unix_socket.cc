@@ -15,15 +15,16 @@ namespace lockstep::base {
 
 namespace {
 
-// The abstract namespace: a zero, then the name, and no zero after it. `call` is bind or connect.
-template <class Call>
-int with_address(const std::string& name, Call&& call) {
+// An address in the abstract namespace is a zero byte followed by the name, without a terminating zero. `use`
+// passes it to bind(2) or connect(2).
+template <class Use>
+int with_address(const std::string& name, Use&& use) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   const size_t length = std::min(name.size(), sizeof address.sun_path - 1);
   std::memcpy(address.sun_path + 1, name.data(), length);
-  return call(reinterpret_cast<const sockaddr*>(&address),
-              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
+  return use(reinterpret_cast<const sockaddr*>(&address),
+             static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
 }
 
 }  // namespace
@@ -51,7 +52,7 @@ uid_t user_behind(const Fd& socket) {
   ucred credentials = {};
   socklen_t length = sizeof credentials;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
-    throw_socket_error("cannot tell who is at the other end of a Unix socket", errno);
+    throw_socket_error("cannot read the user of a Unix socket's peer", errno);
   }
   return credentials.uid;
 }

@@ -1,5 +1,5 @@
-// Unix sockets in the abstract namespace: nothing appears in a file system and nothing is left behind, and
-// the kernel says which user is at the other end.
+// Unix sockets in the abstract namespace: they have no file that could be left behind, and the kernel reports
+// the user of the peer.
 #pragma once
 
 #include <string>
@@ -12,14 +12,14 @@ namespace lockstep::base {
 // Non-blocking and close-on-exec. `type`: SOCK_STREAM or SOCK_SEQPACKET. Throws SystemError.
 Fd unix_socket(int type);
 
-// Both return 0 or the error.
+// Both return 0 or an errno.
 int connect_unix(const Fd& socket, const std::string& name);
 int listen_unix(const Fd& socket, const std::string& name, int backlog);
 
-// Who stood at the other end when the connection was made. Throws SystemError.
+// The user id of the peer at the time of the connection. Throws SystemError.
 uid_t user_behind(const Fd& socket);
 
-// A SystemError that says what to do where descriptors are short.
+// Throws a SystemError, with a hint if the process or the system has run out of descriptors.
 [[noreturn]] void throw_socket_error(const std::string& what, int error);
 
 }  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// The commands of the `lockstep` binary. Each takes the words after its name and returns the exit status.
+// The commands of the `lockstep` binary. Each takes its arguments and returns the exit status.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace lockstep::cli {
 
-constexpr int kUsage = 2;  // exit status for a command line that makes no sense
+constexpr int kUsage = 2;  // exit status for an invalid command line
 
 int run(const std::vector<std::string>& arguments);
 
-// Replaces this process by lockstep-torch, which has the commands that need LibTorch. Returns only on
-// failure.
+// Executes lockstep-torch, which has the commands that need LibTorch, in place of this process. Returns only
+// if that fails.
 int forward_to_torch(const std::string& command, const std::vector<std::string>& arguments);
 
 }  // namespace lockstep::cli

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/error_text.h"
-#include "commands.h"
+#include "cli/commands.h"
 
 namespace lockstep::cli {
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kName = "lockstep-torch";
 
-// Beside this binary in a build tree; in the libexec folder of the same prefix when installed.
+// In a build tree it is next to this binary, after installation in the libexec folder of the same prefix.
 std::string find_torch_binary() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -33,8 +33,8 @@ int forward_to_torch(const std::string& command, const std::vector<std::string>&
   const auto binary = find_torch_binary();
   if (binary.empty()) {
     fmt::print(stderr,
-               "lockstep {}: {} was found neither beside this program nor in {} of its prefix\n"
-               "hint: install or build lockstep completely\n",
+               "lockstep {}: {} is neither next to this program nor in {} of its prefix\n"
+               "hint: build or install all of lockstep\n",
                command, kName, LOCKSTEP_LIBEXECDIR);
     return 1;
   }

@@ -1,4 +1,4 @@
-#include "info.h"
+#include "cli/info.h"
 
 #include <algorithm>
 #include <array>
@@ -24,9 +24,9 @@
 
 #include "base/env.h"
 #include "base/host.h"
+#include "cli/report.h"
 #include "comm/environment.h"
 #include "groups/make_group.h"
-#include "report.h"
 #include "shm/kernels.h"
 #include "shm/layout.h"
 #include "tuning/blas.h"
@@ -53,7 +53,7 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// The value of the first line "name : value" or "name: value".
+// The value of the first line of the form "name : value" or "name: value".
 std::string field(const char* path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -66,7 +66,7 @@ std::string field(const char* path, const std::string& name) {
   return {};
 }
 
-// What follows `start` up to one of `stops` in LibTorch's description of itself.
+// The part of `text` between `start` and the next of the characters in `stops`.
 std::string between(const std::string& text, const std::string& start, const char* stops) {
   const auto at = text.find(start);
   if (at == std::string::npos) return {};
@@ -105,7 +105,7 @@ void software(Report& report) {
   if (differs) {
     report.problem(
         fmt::format("LibTorch {} is loaded, but lockstep was built for {}", running, TORCH_VERSION),
-        "build lockstep again with the LibTorch that programs will run with");
+        "rebuild lockstep with the LibTorch that programs will use");
   }
 
   const auto blas = tuning::loaded_blas();
@@ -136,19 +136,20 @@ void backends(Report& report) {
   if (obstacle.empty()) {
     add("shm", true,
         fmt::format(
-            "{} kernels; each rank maps {} per group for words and staging, of which it occupies what is "
-            "used, and its registered tensors",
+            "{} kernels; each rank maps {} per group for control words and staging, of which only the used "
+            "part occupies memory, and its registered tensors",
             shm::name_of(shm::best_isa()), bytes_text(shm::first_extent_bytes(2))));
   } else {
     add("shm", false, obstacle);
-    report.problem("ranks of this machine cannot share memory: " + obstacle,
-                   "allow memfd_create(2); until then ranks talk over loopback TCP, tens of times slower");
+    report.problem(
+        "ranks of this machine cannot share memory: " + obstacle,
+        "allow memfd_create(2); without it ranks communicate over loopback TCP, tens of times slower");
   }
 #ifdef USE_C10D_GLOO
   add("gloo", true, "part of this LibTorch");
 #else
   add("gloo", false, "this LibTorch was built without Gloo");
-  report.problem("no backend can join several processes: this LibTorch was built without Gloo",
+  report.problem("no backend can connect several processes: this LibTorch was built without Gloo",
                  "use a LibTorch with Gloo: Debian's libtorch-dev, or one from pytorch.org");
 #endif
 #ifdef USE_C10D_NCCL
@@ -204,8 +205,7 @@ void processor(Report& report, const tuning::Topology& machine, const std::vecto
       affinity + (allowed.size() < online.size() ? fmt::format(" of {}", tuning::format_cpu_list(online))
                                                  : " (all)"),
       {{"allowed", affinity}, {"online", tuning::format_cpu_list(online)}});
-  section.row("quota", "cgroup quota",
-              machine.quota ? fmt::format("{:.2f} CPUs' worth of time", *machine.quota) : "none",
+  section.row("quota", "cgroup quota", machine.quota ? fmt::format("{:.2f} CPUs", *machine.quota) : "none",
               machine.quota ? Json(*machine.quota) : Json(nullptr));
   section.row("simd", "SIMD", simd_level());
   section.row("libtorch_kernels", "LibTorch uses",
@@ -215,7 +215,7 @@ void processor(Report& report, const tuning::Topology& machine, const std::vecto
                    "raise the container's CPU limit to at least one CPU for each rank");
   }
   if (!tuning::bind_this_thread(allowed)) {
-    report.problem("no permission to set the CPU affinity; ranks will not be bound to their own cores",
+    report.problem("the CPU affinity cannot be changed; ranks will not be bound to their own cores",
                    "allow sched_setaffinity in the container's seccomp profile, or set LOCKSTEP_BIND=0");
   }
 }
@@ -236,9 +236,9 @@ void memory(Report& report) {
     const auto size = static_cast<int64_t>(shm.f_blocks * shm.f_frsize);
     section.row("dev_shm_bytes", "/dev/shm", bytes_text(size), size);
   } else {
-    section.row("dev_shm_bytes", "/dev/shm", "not there", nullptr);
+    section.row("dev_shm_bytes", "/dev/shm", "does not exist", nullptr);
   }
-  // The file lists all modes, the chosen one in brackets.
+  // The file lists all modes, with the active one in brackets.
   const auto mode = between(first_line("/sys/kernel/mm/transparent_hugepage/enabled"), "[", "]");
   section.row("huge_pages", "huge pages",
               mode.empty() ? "not supported" : fmt::format("transparent: {}", mode),
@@ -252,7 +252,7 @@ void limits(Report& report) {
     const char* label;
     decltype(RLIMIT_NOFILE) which;
     bool in_bytes;
-    rlim_t least;  // below it training is likely to meet it
+    rlim_t least;  // a lower limit is likely to affect training
     const char* hint;
   };
   for (const auto& limit :
@@ -298,21 +298,21 @@ void system(Report& report) {
   }
 }
 
-// An error's message, taken apart into what is wrong and what to do.
+// Splits an error's message into the problem and the hint.
 void add_problem(Report& report, const Error& error) {
   const std::string message = error.what();
   const auto hint = message.find("\nhint: ");
   report.problem(message.substr(0, hint), hint == std::string::npos ? "" : message.substr(hint + 7));
 }
 
-// What init_process_group would find out of the environment, without meeting anybody.
+// What init_process_group would read from the environment, without connecting to other ranks.
 void job(Report& report) {
-  auto& section = report.section("job", "Job, as the environment tells");
+  auto& section = report.section("job", "Job, according to the environment");
   comm::Identity identity;
   try {
     identity = comm::identify(comm::NeedMaster::Yes);
   } catch (const UsageError& error) {
-    section.row("launcher", "launcher", "cannot be told: see the problems below", nullptr);
+    section.row("launcher", "launcher", "unknown: see the problems below", nullptr);
     return add_problem(report, error);
   }
   if (identity.launcher == "none") {
@@ -334,7 +334,7 @@ void job(Report& report) {
   }
 }
 
-// One line for each number of local ranks worth telling apart: 1, 2, 4, … and one for each core.
+// One line for each of these numbers of local ranks: 1, 2, 4, … and the number of cores.
 void tuning_plans(Report& report, const tuning::Topology& machine) {
   tuning::Switches switches;
   try {
@@ -369,16 +369,16 @@ void tuning_plans(Report& report, const tuning::Topology& machine) {
       if (!all) bound += fmt::format(" | … | {}", cpus.back());
     }
     text += fmt::format("{}{:>3}: {}, {}", text.empty() ? "" : "\n", ranks,
-                        plan.threads == 0 ? "threads left alone" : count(plan.threads, "thread", "threads"),
+                        plan.threads == 0 ? "threads unchanged" : count(plan.threads, "thread", "threads"),
                         bound);
   }
   section.row("plans", "local ranks", text, value);
-  section.row("heap", "heap", switches.heap ? "freed memory is kept" : "as the C library does it",
+  section.row("heap", "heap", switches.heap ? "freed memory is kept" : "the C library's default",
               switches.heap);
 
   const int by_itself = at::get_num_threads();
   section.row("libtorch_threads", "untuned",
-              fmt::format("LibTorch by itself would use {}", count(by_itself, "thread", "threads")),
+              fmt::format("LibTorch would use {} by default", count(by_itself, "thread", "threads")),
               by_itself);
 
   const auto wanted = base::env_string("OMP_NUM_THREADS").value_or("");
@@ -388,7 +388,7 @@ void tuning_plans(Report& report, const tuning::Topology& machine) {
     report.problem(
         fmt::format("OMP_NUM_THREADS is {}: {} on {}", *threads, count(*threads * ranks, "thread", "threads"),
                     count(machine.usable_cores(), "core", "cores")),
-        "unset it: cores / local ranks is then used");
+        "unset it, and cores / local ranks will be used");
   }
 }
 

@@ -1,10 +1,10 @@
-// `lockstep`: finds the command and hands over.
+// `lockstep`: selects the command and runs it.
 #include <algorithm>
 #include <fmt/format.h>
 #include <string>
 #include <vector>
 
-#include "commands.h"
+#include "cli/commands.h"
 #include "launch/nearest.h"
 
 namespace {
@@ -15,11 +15,11 @@ Usage: lockstep COMMAND …
 
 Commands:
   run       start a program as the ranks of one job, on this machine or on several
-  info      show versions, backends, cores and limits, and what is wrong with this machine's set-up
-  bench     measure every collective on every backend here, and check the data
+  info      show versions, backends, cores and limits, and problems with the setup of this machine
+  bench     measure every collective on every backend of this machine, and check the data
   snapshot  list, show, verify, export and import snapshots
 
-lockstep COMMAND --help tells more. lockstep --version shows the version.
+lockstep COMMAND --help describes a command. lockstep --version shows the version.
 
 Example:
   lockstep run --nproc-per-node 4 ./train --epochs 10

@@ -1,4 +1,4 @@
-// Facts in sections, printed for people or as JSON.
+// Facts in sections, printed as text or as JSON.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,12 @@ class Report {
   struct Section {
     std::string key, title;
     struct Row {
-      std::string key, label, text;  // lines of `text` are aligned below each other
+      std::string key, label, text;  // several lines of `text` are aligned
       Json value;
     };
     std::vector<Row> rows;
 
-    // `label` is what people read, `key` what programs read; the value is the text unless another one is
-    // given.
+    // `label` and `text` are printed as text, `key` and `value` as JSON. By default the value is the text.
     Section& row(std::string row_key, std::string label, std::string text) {
       Json value = text;
       return row(std::move(row_key), std::move(label), std::move(text), std::move(value));
@@ -36,7 +35,7 @@ class Report {
     std::string what, hint;
   };
 
-  // The reference holds until the next section is begun.
+  // The reference is valid until the next call.
   Section& section(std::string key, std::string title) {
     sections_.push_back({std::move(key), std::move(title), {}});
     return sections_.back();

@@ -5,7 +5,7 @@
 
 #include <lockstep/error.h>
 
-#include "commands.h"
+#include "cli/commands.h"
 #include "launch/agent.h"
 #include "launch/arguments.h"
 #include "launch/guard.h"
@@ -16,7 +16,8 @@ namespace lockstep::cli {
 
 namespace {
 
-// A pipe made while one of these is closed would take its number, and be closed when it is given to a worker.
+// Opens closed standard files. Otherwise a pipe could get one of their numbers, and dup2(2) would close it
+// when a worker is started.
 void open_standard_files() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY);
@@ -34,7 +35,7 @@ int run(const std::vector<std::string>& arguments) {
       return 0;
     }
     const auto& options = std::get<launch::RunOptions>(parsed);
-    tuning::switches_from_environment();  // a bad value is better reported once, here, than by every worker
+    tuning::switches_from_environment();  // reports an invalid value once, instead of in every worker
     launch::make_room_for(options.nproc, options.nnodes);
     return launch::run_guarded(
         [&](launch::GuardedContext context) { return launch::run_agent(options, std::move(context)); });

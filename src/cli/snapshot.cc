@@ -1,4 +1,4 @@
-#include "snapshot.h"
+#include "cli/snapshot.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,6 +12,7 @@
 
 #include "base/error_text.h"
 #include "base/printable.h"
+#include "cli/commands.h"
 #include "launch/nearest.h"
 #include "snapshot/about.h"
 #include "snapshot/contents.h"
@@ -33,7 +34,7 @@ using snapshot::Origin;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kExamples = R"(
-PATH is a snapshot, or the directory of a run, which stands for its newest snapshot.
+PATH is a snapshot, or the directory of a run, which means its newest snapshot.
 
 Examples:
   lockstep snapshot ls run1
@@ -41,10 +42,10 @@ Examples:
   lockstep snapshot export run1 weights.pt           # in Python: model.load_state_dict(torch.load("weights.pt"))
   lockstep snapshot import weights.pt run2           # in C++: Snapshots("run2", group).resume(ddp)
 
-The exit status is 1 when a file is damaged or missing, 2 when the command makes no sense.
+The exit status is 1 if a file is damaged or missing, 2 if the command line is invalid.
 )";
 
-// What keeps a file of `ls` from being listed.
+// Why `ls` cannot show the contents of a file.
 constexpr const char* kDamaged = "damaged";
 constexpr const char* kUnreadable = "unreadable";
 
@@ -62,12 +63,12 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 
 std::string shown(const fs::path& path) { return printable(path.string()); }
 
-// ASCII only, so that nothing in it steers the terminal.
+// ASCII only, so that the output cannot control the terminal.
 void print_json(const Json& json) {
   fmt::print("{}\n", json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace));
 }
 
-// A file, or the newest snapshot of a directory.
+// Calls `use` with the file, or with the newest snapshot of the directory.
 void with_file(const fs::path& path, const std::function<void(const fs::path&)>& use) {
   if (!fs::is_directory(path)) return use(path);
   if (!snapshot::with_newest(Directory(path), use)) {
@@ -75,7 +76,7 @@ void with_file(const fs::path& path, const std::function<void(const fs::path&)>&
   }
 }
 
-// Weights of another program, without a run that they come from.
+// Whether the snapshot holds imported weights, which no run has saved.
 bool is_imported(const nlohmann::json& about) { return about.value("imported", false); }
 
 void print_row(const Json& row) {
@@ -97,7 +98,7 @@ void print_row(const Json& row) {
 int list(const fs::path& path, bool json) {
   if (!fs::is_directory(path)) {
     throw UsageError(base::compose({.what = fmt::format("{} is not a directory", shown(path)),
-                                    .hint = "lockstep snapshot show tells about one file"}));
+                                    .hint = "lockstep snapshot show describes a single file"}));
   }
   Json rows = Json::array();
   int bad = 0;
@@ -218,10 +219,11 @@ void export_pt(const fs::path& file, const fs::path& out, const std::string& mod
   if (document.about.contains("models")) {
     entries = snapshot::model_in(document, model);
   } else if (!model.empty()) {
-    throw UsageError(base::compose({.what = fmt::format("there is no model \"{}\"", printable(model)),
-                                    .where = shown(file),
-                                    .evidence = "the file is of another program, and is one model",
-                                    .hint = "leave --model out"}));
+    throw UsageError(
+        base::compose({.what = fmt::format("there is no model \"{}\"", printable(model)),
+                       .where = shown(file),
+                       .evidence = "the file was written by another program and contains one model",
+                       .hint = "leave --model out"}));
   } else {
     entries = document.tensors;
   }
@@ -265,28 +267,27 @@ void check_command(const std::string& word, const CLI::App& app) {
 }  // namespace
 
 int snapshot(const std::vector<std::string>& arguments) {
-  constexpr int kUsage = 2;
-  CLI::App app("Lists, shows, checks and converts snapshots.", "lockstep snapshot");
+  CLI::App app("Lists, shows, verifies and converts snapshots.", "lockstep snapshot");
   app.footer(kExamples);
   app.require_subcommand(1);
   std::string path, out, model;
   std::vector<std::string> paths;
   bool json = false;
   auto* ls = app.add_subcommand("ls", "the snapshots of a run");
-  ls->add_option("DIRECTORY", path, "where they are")->required();
+  ls->add_option("DIRECTORY", path, "of the run")->required();
   ls->add_flag("--json", json, "print JSON");
-  auto* showing = app.add_subcommand("show", "what is in a snapshot");
-  showing->add_option("PATH", path, "a snapshot, or a directory for its newest")->required();
+  auto* showing = app.add_subcommand("show", "the contents of a snapshot");
+  showing->add_option("PATH", path, "a snapshot, or a directory: its newest snapshot")->required();
   showing->add_flag("--json", json, "print JSON");
-  auto* verifying = app.add_subcommand("verify", "read everything and check the checksums");
-  verifying->add_option("PATH", paths, "snapshots, or directories for all in them")->required();
+  auto* verifying = app.add_subcommand("verify", "read everything and verify the checksums");
+  verifying->add_option("PATH", paths, "snapshots, or directories: all snapshots in them")->required();
   auto* exporting = app.add_subcommand("export", "write a model's state dict for Python's torch.load");
-  exporting->add_option("PATH", path, "a snapshot, or a directory for its newest")->required();
+  exporting->add_option("PATH", path, "a snapshot, or a directory: its newest snapshot")->required();
   exporting->add_option("OUT", out, "the .pt file")->required();
-  exporting->add_option("--model", model, "which, when it holds several");
-  auto* importing = app.add_subcommand("import", "make a snapshot of a state dict saved in Python");
+  exporting->add_option("--model", model, "which model, if the snapshot holds several");
+  auto* importing = app.add_subcommand("import", "create a snapshot from a state dict saved in Python");
   importing->add_option("IN", path, "a .pt or .safetensors file")->required();
-  importing->add_option("DIRECTORY", out, "of the run that shall begin with it")->required();
+  importing->add_option("DIRECTORY", out, "of the run that will start with it")->required();
 
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return fmt::format("lockstep snapshot: {}\nhint: lockstep snapshot --help shows examples\n",
@@ -295,7 +296,7 @@ int snapshot(const std::vector<std::string>& arguments) {
   try {
     if (!arguments.empty() && !arguments[0].starts_with('-')) check_command(arguments[0], app);
     auto words = arguments;
-    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    std::reverse(words.begin(), words.end());  // the order that CLI11 expects
     app.parse(words);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsage;

@@ -1,4 +1,4 @@
-// `lockstep snapshot`: lists, shows, checks and converts snapshots.
+// `lockstep snapshot`: lists, shows, verifies and converts snapshots.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace lockstep::cli {
 
-// Takes the words after `snapshot`; returns the exit status.
+// Takes the arguments after `snapshot` and returns the exit status.
 int snapshot(const std::vector<std::string>& arguments);
 
 }  // namespace lockstep::cli

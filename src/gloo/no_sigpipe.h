@@ -1,7 +1,7 @@
-// While it lives, a write of this thread to a connection whose other end is gone fails with EPIPE, and
-// threads started meanwhile keep that for good. Without it the signal ends the process, without a word:
-// Gloo's sockets ask for it, and only Python, which ignores SIGPIPE, never sees it. The rest of the process
-// is left as the user wants it.
+// Blocks SIGPIPE in this thread for as long as the object lives: a write to a connection that the peer has
+// closed then fails with EPIPE. Threads started meanwhile inherit the mask and keep it. Without this,
+// the signal, which Gloo's writes to its sockets raise, ends the process silently; only Python, which ignores
+// SIGPIPE, is not affected. The signal's disposition and the other threads are left unchanged.
 #pragma once
 
 #include <csignal>

@@ -1,6 +1,6 @@
-// While it lives, threads that this thread starts are patient for good: one that wakes up waits for its turn
-// instead of taking the CPU from the thread that runs there (SCHED_BATCH; they get their fair share all the
-// same). A thread whose scheduling was chosen by the user is left as it is, and so are its children.
+// For as long as the object lives, threads that this thread starts inherit SCHED_BATCH and keep it: on
+// wake-up such a thread waits for its turn instead of preempting the thread that runs on the CPU. Its fair
+// share of CPU time stays the same. If the user has chosen this thread's scheduling policy, nothing changes.
 #pragma once
 
 #include <sched.h>
@@ -17,7 +17,7 @@ class PatientThreads {
   PatientThreads& operator=(const PatientThreads&) = delete;
 
  private:
-  // It is about speed only: a system that refuses goes on without.
+  // Failure is ignored: this affects only speed.
   static bool set(int policy) {
     const sched_param param{};
     return ::sched_setscheduler(0, policy, &param) == 0;

@@ -13,6 +13,7 @@
 
 #include "base/error_text.h"
 #include "base/host.h"
+#include "base/rank_list.h"
 #include "launch/contact.h"
 #include "launch/descendants.h"
 #include "launch/enlist.h"
@@ -30,17 +31,17 @@ namespace {
 using namespace std::chrono_literals;
 using base::Deadline;
 
-// For what a worker left running when it ended.
+// Grace period of processes that workers have left running.
 constexpr auto kLeftoverGrace = 2s;
 constexpr auto kSweepEvery = 5ms;
-// Beyond the grace period, for a node to say that all has stopped: its leftovers, and processes that the
-// kernel does not let go of.
+// How long after the grace period a node may take to report that it has stopped: it still has to end leftover
+// processes, and the kernel may delay the end of others.
 constexpr auto kStopMargin = 30s;
-// For the other agents to hear the end.
+// For the other agents to receive the last order.
 constexpr auto kGoodbyeTime = 2s;
-// For output that nobody reads, once the user has told the job to end.
+// For output that nobody reads, after a signal from the user.
 constexpr auto kDrainAfterSignal = 3s;
-// A signal that comes to us twice within this time was sent once, to all processes of the job.
+// A signal received twice within this time was sent once, to all processes of the job.
 constexpr auto kSameSignal = 500ms;
 constexpr int kLostStatus = 1;
 constexpr int kGuardLostStatus = 128 + SIGKILL;
@@ -54,7 +55,7 @@ class Agent {
         gang_(options_, context_.signals, output_) {
     if (!signals_) {
       throw SystemError(
-          base::compose({.what = "cannot make a signalfd", .evidence = base::errno_text(errno)}));
+          base::compose({.what = "cannot create a signalfd", .evidence = base::errno_text(errno)}));
     }
   }
 
@@ -63,10 +64,10 @@ class Agent {
     try {
       status = run_job();
     } catch (const CannotStart& error) {
-      if (*error.what() != '\0') say(error.what());
+      if (*error.what() != '\0') print(error.what());
       status = error.status();
     } catch (const std::exception& error) {
-      say(error.what());
+      print(error.what());
       status = 1;
     }
     if (!gang_.empty() || sweep_) end_descendants(0ms);
@@ -78,29 +79,29 @@ class Agent {
  private:
   int run_job();
 
-  // The loop, one function for each thing that it waits for.
+  // The main loop, with one function for each kind of event.
   void wait();
   Deadline next_deadline() const;
-  void hear_signals();
-  void hear_signal(int signal);
-  void hear_workers();
-  void sweep_leftovers();
-  void hear_nodes();
-  bool hear_follower(size_t node, const std::string& line);
-  bool hear_leader(const std::string& line);
-  void lose_follower(size_t node, const std::string& why);
-  void lose_leader(const std::string& why);
-  void act_on_time();
-  void end_at_once();
+  void read_signals();
+  void on_signal(int signal);
+  void reap_workers();
+  void step_sweep();
+  void receive_from_nodes();
+  bool on_follower_line(size_t node, const std::string& line);
+  bool on_leader_line(const std::string& line);
+  void on_follower_lost(size_t node, const std::string& why);
+  void on_leader_lost(const std::string& why);
+  void check_deadlines();
+  void exit_without_guard();
 
-  // What happened here, to node 0's agent.
-  void tell(Event event);
-  void tell_when_stopped();
-  // Node 0: what follows from it for all nodes.
+  // Sends what happened on this node to node 0's agent.
+  void send_event(Event event);
+  void send_stopped_if_idle();
+  // Node 0 only: turns the events of all nodes into orders for all nodes.
   void issue(const std::optional<Order>& order);
   void process_events();
-  // Everywhere: do it.
-  void obey(const Order& order);
+  // On every node: executes an order.
+  void execute(const Order& order);
   void start(int attempt);
   void stop(const Order& order);
   void stop_workers(int signal);
@@ -108,7 +109,7 @@ class Agent {
 
   int lost_status() const { return user_signal_ != 0 ? 128 + user_signal_ : kLostStatus; }
   bool leads() const { return membership_.node_rank() == 0; }
-  void say(const std::string& text) { output_.say("lockstep run: " + text); }
+  void print(const std::string& text) { output_.print("lockstep run: " + text); }
   void drain_output();
 
   const RunOptions& options_;
@@ -120,26 +121,26 @@ class Agent {
   Contact contact_;
   std::string path_;                          // of the program
   std::optional<Job> job_;                    // node 0 only
-  std::deque<std::pair<int, Event>> events_;  // node 0 only: by node, not yet processed
+  std::deque<std::pair<int, Event>> events_;  // node 0 only: node and event, not processed yet
 
   int attempt_ = 0;
-  std::optional<Sweep> sweep_;  // of what the workers left running when the last of them ended
-  bool stopping_ = false;       // they have been told to end; what they do now is no failure
-  bool stop_ordered_ = false;   // node 0 waits to hear that they have ended
+  std::optional<Sweep> sweep_;  // ends what the workers have left running, after the last of them has ended
+  bool stopping_ = false;       // the workers have been signalled to stop; their ends are not failures
+  bool stop_ordered_ = false;   // node 0 expects Event::Kind::Stopped
   bool leader_lost_ = false;
-  int stop_signal_ = 0;   // what they were told to end with
-  bool killing_ = false;  // somebody does not want to wait any longer
+  int stop_signal_ = 0;   // the signal that the workers were stopped with
+  bool killing_ = false;  // without a grace period
   std::optional<Deadline> kill_at_;
-  std::optional<Deadline> overdue_at_;  // all must have stopped
-  std::optional<Deadline> decide_at_;
+  std::optional<Deadline> overdue_at_;  // all nodes must have stopped by then
+  std::optional<Deadline> decide_at_;   // node 0 only: end of the wait for the cause of a failure
   int user_signal_ = 0;
   std::optional<Deadline> same_signal_until_;
-  std::optional<int> status_;  // the job has ended with it
+  std::optional<int> status_;  // exit status, once the job has ended
 };
 
 int Agent::run_job() {
   auto enlisted =
-      enlist(options_, signals_.get(), context_.guard.get(), [this](const auto& text) { say(text); });
+      enlist(options_, signals_.get(), context_.guard.get(), [this](const auto& text) { print(text); });
   membership_ = std::move(enlisted.membership);
   path_ = std::move(enlisted.path);
   contact_ = Contact(std::move(membership_.connections),
@@ -149,15 +150,15 @@ int Agent::run_job() {
     issue(job_->begin());
   }
   for (;;) {
-    // Before the first wait, too: orders may have come together with the welcome.
-    hear_nodes();
+    // Also before the first wait: orders may have arrived together with the welcome.
+    receive_from_nodes();
     process_events();
     if (status_) break;
     wait();
-    hear_signals();
-    hear_workers();
-    sweep_leftovers();
-    act_on_time();
+    read_signals();
+    reap_workers();
+    step_sweep();
+    check_deadlines();
   }
   return *status_;
 }
@@ -165,8 +166,8 @@ int Agent::run_job() {
 void Agent::wait() {
   std::vector<pollfd> waiting{{signals_.get(), POLLIN, 0}, {context_.guard.get(), POLLIN, 0}};
   contact_.add_to(waiting);
-  ::poll(waiting.data(), waiting.size(), next_deadline().poll_timeout(contact_.patience()));
-  if (waiting[1].revents != 0) end_at_once();
+  ::poll(waiting.data(), waiting.size(), next_deadline().poll_timeout(contact_.longest_wait()));
+  if (waiting[1].revents != 0) exit_without_guard();
 }
 
 Deadline Agent::next_deadline() const {
@@ -177,81 +178,81 @@ Deadline Agent::next_deadline() const {
   return next;
 }
 
-void Agent::end_at_once() {
+void Agent::exit_without_guard() {
   end_descendants(0ms);
-  // The output may be blocked; nobody is left to wait for it.
+  // Without waiting for the output thread, which may be blocked.
   ::_exit(kGuardLostStatus);
 }
 
-void Agent::hear_signals() {
+void Agent::read_signals() {
   signalfd_siginfo info{};
   while (::read(signals_.get(), &info, sizeof info) == sizeof info)
-    hear_signal(static_cast<int>(info.ssi_signo));
+    on_signal(static_cast<int>(info.ssi_signo));
 }
 
-void Agent::hear_signal(int signal) {
+void Agent::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) return gang_.signal_workers(signal);
   if (signal == SIGTSTP) return gang_.signal_groups(SIGSTOP);
   if (signal == SIGCONT) return gang_.signal_groups(SIGCONT);
-  if (!is_stop_signal(signal)) return;  // SIGCHLD: see hear_workers()
+  if (!is_stop_signal(signal)) return;  // SIGCHLD: reap_workers() handles it
   if (signal == user_signal_) {
     if (signal != SIGINT || !same_signal_until_->expired()) return;
-    say("SIGINT again: killing the workers");
+    print("SIGINT again: killing the workers");
     kill_now();
-    return tell({.kind = Event::Kind::Interrupted, .attempt = attempt_, .signal = SIGKILL});
+    return send_event({.kind = Event::Kind::Interrupted, .attempt = attempt_, .signal = SIGKILL});
   }
   user_signal_ = signal;
   same_signal_until_ = Deadline::in(kSameSignal);
-  // At once, whether or not node 0 can be reached.
+  // Stop the workers now, even if node 0 cannot be reached.
   const auto ranks = gang_.running_ranks();
-  say(fmt::format("{}: stopping {}", signal_name(signal),
-                  ranks.empty() ? "the job"
-                                : fmt::format("rank {}; they have {:g} s{}", rank_ranges(ranks),
-                                              static_cast<double>(options_.grace.count()) / 1000.0,
-                                              signal == SIGINT ? ", Ctrl-C again kills them" : "")));
+  print(fmt::format("{}: stopping {}", signal_name(signal),
+                    ranks.empty() ? "the job"
+                                  : fmt::format("rank {}; they have {:g} s{}", base::describe_ranks(ranks),
+                                                static_cast<double>(options_.grace.count()) / 1000.0,
+                                                signal == SIGINT ? ", Ctrl-C again kills them" : "")));
   stop_workers(signal);
-  tell({.kind = Event::Kind::Interrupted, .attempt = attempt_, .signal = signal});
+  send_event({.kind = Event::Kind::Interrupted, .attempt = attempt_, .signal = signal});
 }
 
-void Agent::hear_workers() {
+void Agent::reap_workers() {
   const bool had_workers = !gang_.empty();
-  const auto patience = Deadline::in(300ms);  // for all together
+  const auto deadline = Deadline::in(300ms);  // for the output of all of them
   for (auto& end : gang_.reap()) {
     if (stopping_) continue;
     if (succeeded(end.wait_status)) {
-      tell({.kind = Event::Kind::Left, .attempt = attempt_, .rank = end.rank, .pid = end.pid});
+      send_event({.kind = Event::Kind::Left, .attempt = attempt_, .rank = end.rank, .pid = end.pid});
       continue;
     }
     if (end.note && end.note->untold) {
-      output_.keep(end.rank, fmt::format("{}: {}", end.note->kind, end.note->message));
+      output_.append_to_log(end.rank, fmt::format("{}: {}", end.note->kind, end.note->message));
     }
-    end.last_lines = output_.last_lines(end.rank, patience.remaining());
-    tell({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = std::move(end)});
+    end.last_lines = output_.last_lines(end.rank, deadline.remaining());
+    send_event({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = std::move(end)});
   }
   if (!had_workers || !gang_.empty()) return;
   kill_at_.reset();
   sweep_.emplace(killing_ ? 0ms : std::chrono::milliseconds(kLeftoverGrace));
 }
 
-// A step at a time, since signals and the other nodes must be heard meanwhile.
-void Agent::sweep_leftovers() {
+// In steps, because signals and messages of other nodes have to be handled meanwhile.
+void Agent::step_sweep() {
   if (!sweep_ || sweep_->step()) return;
   sweep_.reset();
-  // Also after a failure: node 0 knows which of the two it was.
-  if (!stopping_) tell({.kind = Event::Kind::Finished, .attempt = attempt_});
-  tell_when_stopped();
+  // Also after a failure; node 0 distinguishes the two.
+  if (!stopping_) send_event({.kind = Event::Kind::Finished, .attempt = attempt_});
+  send_stopped_if_idle();
 }
 
-void Agent::tell_when_stopped() {
+void Agent::send_stopped_if_idle() {
   if (!gang_.empty() || sweep_) return;
   if (stop_ordered_) {
     stop_ordered_ = false;
-    tell({.kind = Event::Kind::Stopped, .attempt = attempt_});
+    send_event({.kind = Event::Kind::Stopped, .attempt = attempt_});
   }
   if (leader_lost_) status_ = lost_status();
 }
 
-void Agent::tell(Event event) {
+void Agent::send_event(Event event) {
   if (leads()) {
     events_.emplace_back(0, std::move(event));
   } else {
@@ -274,17 +275,17 @@ void Agent::issue(const std::optional<Order>& order) {
   if (!order) return;
   decide_at_.reset();
   contact_.send_to_all(encode(*order));
-  obey(*order);
+  execute(*order);
 }
 
-void Agent::obey(const Order& order) {
+void Agent::execute(const Order& order) {
   switch (order.kind) {
     case Order::Kind::Start:
       return start(order.attempt);
     case Order::Kind::Stop:
       return stop(order);
     case Order::Kind::End:
-      if (!order.reason.empty()) say(order.reason);
+      if (!order.reason.empty()) print(order.reason);
       status_ = order.status;
   }
 }
@@ -295,13 +296,13 @@ void Agent::start(int attempt) {
   killing_ = false;
   stop_signal_ = 0;
   overdue_at_.reset();
-  // One rank is seldom what a launcher is for. On several nodes it may be.
+  // A single rank by default is rarely what the user wants, except on several nodes.
   if (attempt == 0 && options_.nproc_by_default && membership_.nnodes() == 1) {
-    say(fmt::format("starting 1 rank; -n N (--nproc-per-node N) starts N, -n auto one for each {}",
-                    available_gpus() > 0 ? "GPU" : "core"));
+    print(fmt::format("starting 1 rank; -n N (--nproc-per-node N) starts N, -n auto one for each {}",
+                      available_gpus() > 0 ? "GPU" : "core"));
   }
-  if (attempt > 0) say(fmt::format("restart {} of {}", attempt, membership_.welcome.max_restarts));
-  Failure failure{.rank = membership_.first_rank(), .host = base::host_name()};
+  if (attempt > 0) print(fmt::format("restart {} of {}", attempt, membership_.welcome.max_restarts));
+  RankEnd failure{.rank = membership_.first_rank(), .host = base::host_name()};
   try {
     return gang_.start(membership_, path_, attempt, [this] { contact_.keep_alive(); });
   } catch (const CannotStart& error) {
@@ -311,12 +312,12 @@ void Agent::start(int attempt) {
     failure.wait_status = as_wait_status(1);
     failure.not_started = error.what();
   }
-  tell({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = failure});
+  send_event({.kind = Event::Kind::Failed, .attempt = attempt_, .failure = failure});
 }
 
 void Agent::stop(const Order& order) {
   if (order.failure) {
-    output_.say_at_once(failure_report(
+    output_.print_ahead(failure_report(
         *order.failure,
         {.world_size = membership_.world_size(),
          .several_nodes = membership_.nnodes() > 1,
@@ -325,7 +326,7 @@ void Agent::stop(const Order& order) {
          .stopping = gang_.running_ranks(),
          .log_dir = options_.log_dir}));
   } else if (user_signal_ == 0 && !order.reason.empty()) {
-    say(order.reason + ": stopping the job");
+    print(order.reason + ": stopping the job");
   }
   stop_ordered_ = true;
   if (order.signal == SIGKILL) {
@@ -335,11 +336,11 @@ void Agent::stop(const Order& order) {
   }
   overdue_at_ =
       Deadline::in((killing_ ? 0ms : std::max(options_.grace, membership_.longest_grace)) + kStopMargin);
-  tell_when_stopped();
+  send_stopped_if_idle();
 }
 
 void Agent::stop_workers(int signal) {
-  // An order to stop may repeat the signal that our own user sent; the workers get it once.
+  // The order to stop may repeat the signal that this agent's user has sent: send it once.
   if (stop_signal_ == signal || stop_signal_ == SIGKILL) return;
   stopping_ = true;
   stop_signal_ = signal;
@@ -347,63 +348,64 @@ void Agent::stop_workers(int signal) {
   if (!kill_at_ && !gang_.empty()) kill_at_ = Deadline::in(options_.grace);
 }
 
-// The user has waited long enough: no grace for anything.
+// The user does not want to wait: no grace period for anything.
 void Agent::kill_now() {
   killing_ = true;
   stop_workers(SIGKILL);
   if (sweep_) sweep_->hurry();
 }
 
-void Agent::hear_nodes() {
-  const auto lost = contact_.hear([this](size_t peer, const std::string& line) {
-    return leads() ? hear_follower(peer, line) : hear_leader(line);
+void Agent::receive_from_nodes() {
+  const auto lost = contact_.receive([this](size_t peer, const std::string& line) {
+    return leads() ? on_follower_line(peer, line) : on_leader_line(line);
   });
   for (const auto& [peer, why] : lost) {
     if (leads()) {
-      lose_follower(peer, why);
+      on_follower_lost(peer, why);
     } else {
-      lose_leader(why);
+      on_leader_lost(why);
     }
   }
 }
 
-bool Agent::hear_follower(size_t node, const std::string& line) {
+bool Agent::on_follower_line(size_t node, const std::string& line) {
   auto event = decode_event(line);
   if (event) events_.emplace_back(static_cast<int>(node), std::move(*event));
   return event.has_value();
 }
 
-bool Agent::hear_leader(const std::string& line) {
+bool Agent::on_leader_line(const std::string& line) {
   const auto order = decode_order(line);
-  if (order) obey(*order);
+  if (order) execute(*order);
   return order.has_value();
 }
 
-void Agent::lose_follower(size_t node, const std::string& why) {
-  process_events();  // what it said before
+void Agent::on_follower_lost(size_t node, const std::string& why) {
+  process_events();  // those that it sent before
   const auto text = why.empty() ? "its agent closed the connection" : why;
-  // Otherwise the order to stop gives the reason.
+  // If the job is not stopping yet, the order to stop contains the reason.
   if (job_->stopping())
-    say(fmt::format("node {} ({}) is lost: {}", node, membership_.welcome.hosts[node], text));
+    print(fmt::format("node {} ({}) is lost: {}", node, membership_.welcome.hosts[node], text));
   issue(job_->on_lost(static_cast<int>(node), text));
 }
 
-void Agent::lose_leader(const std::string& why) {
+void Agent::on_leader_lost(const std::string& why) {
   if (status_) return;
   leader_lost_ = true;
-  say(fmt::format("node 0 ({}) is lost: {}: stopping the job", membership_.welcome.hosts.front(),
-                  why.empty() ? "its agent closed the connection" : why));
+  print(fmt::format("node 0 ({}) is lost: {}: stopping the job", membership_.welcome.hosts.front(),
+                    why.empty() ? "its agent closed the connection" : why));
   stop_workers(SIGTERM);
   overdue_at_ = Deadline::in(options_.grace + kStopMargin);
-  tell_when_stopped();
+  send_stopped_if_idle();
 }
 
-void Agent::act_on_time() {
+void Agent::check_deadlines() {
   if (kill_at_ && kill_at_->expired()) {
     kill_at_.reset();
     if (!gang_.empty()) {
-      say(fmt::format("rank {} did not end within {:g} s: killed", rank_ranges(gang_.running_ranks()),
-                      static_cast<double>(options_.grace.count()) / 1000.0));
+      print(fmt::format("rank {} did not end within {:g} s: killed",
+                        base::describe_ranks(gang_.running_ranks()),
+                        static_cast<double>(options_.grace.count()) / 1000.0));
       stop_workers(SIGKILL);
     }
   }
@@ -418,18 +420,18 @@ void Agent::act_on_time() {
   }
 }
 
-// The reader of our output may take its time, a pager for instance; a signal ends the waiting. After a signal
-// to stop, which may have come while the workers were still ending, nobody wants to wait long.
+// The reader of our output may be slow, for example a pager, so this waits until a signal arrives. After a
+// stop signal, which may have arrived while the workers were still running, it waits only briefly.
 void Agent::drain_output() {
   output_.finish();
-  const auto patience = Deadline::in(user_signal_ != 0 ? std::chrono::milliseconds(kDrainAfterSignal)
+  const auto deadline = Deadline::in(user_signal_ != 0 ? std::chrono::milliseconds(kDrainAfterSignal)
                                                        : std::chrono::hours(24 * 365));
   pollfd waiting[] = {
       {output_.done_fd(), POLLIN, 0}, {signals_.get(), POLLIN, 0}, {context_.guard.get(), POLLIN, 0}};
   for (;;) {
-    ::poll(waiting, std::size(waiting), patience.poll_timeout());
+    ::poll(waiting, std::size(waiting), deadline.poll_timeout());
     if (waiting[0].revents != 0) return output_.join();
-    bool enough = waiting[2].revents != 0 || patience.expired();
+    bool enough = waiting[2].revents != 0 || deadline.expired();
     signalfd_siginfo info{};
     while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
       enough = enough || is_stop_signal(static_cast<int>(info.ssi_signo));
@@ -441,7 +443,7 @@ void Agent::drain_output() {
 }  // namespace
 
 int run_agent(const RunOptions& options, GuardedContext context) {
-  // Never destroyed: its output thread may be blocked for good, and the process ends with _exit.
+  // Never destroyed: its output thread may be blocked forever. The process ends with _exit().
   auto* agent = new Agent(options, std::move(context));
   return agent->run();
 }

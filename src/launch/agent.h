@@ -1,5 +1,5 @@
-// The agent of one node: starts the workers, watches them, and does what node 0's agent orders, which on node
-// 0 it is itself.
+// The agent of one node: starts the workers, supervises them, and executes the orders of node 0's agent,
+// which on node 0 is this agent itself.
 #pragma once
 
 #include "launch/guard.h"
@@ -7,8 +7,8 @@
 
 namespace lockstep::launch {
 
-// Runs the job's part on this node to its end; returns the exit status. Reports on stderr. Call it on the
-// main thread of a process made by run_guarded().
+// Runs this node's part of the job and returns the exit status. Reports on stderr. Must be called on the main
+// thread of a process started by run_guarded().
 int run_agent(const RunOptions& options, GuardedContext context);
 
 }  // namespace lockstep::launch

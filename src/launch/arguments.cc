@@ -31,10 +31,10 @@ constexpr const char* kExamples = R"(Examples:
   lockstep run --nnodes 2 --rdzv-endpoint node0 --nproc-per-node 4 ./train                 (the same line on both)
 
 Flags may be written with dashes or underscores, and preset with torchrun's variables (PET_NPROC_PER_NODE …). -np is -n.
-The exit status is 0 when every rank exited 0, otherwise that of the rank that failed first (128 + N for signal N).
+The exit status is 0 if every rank exited with 0, otherwise that of the rank that failed first (128 + N for signal N).
 )";
 
-// As the user wrote it; the meaning comes later, with errors in our own words.
+// The flags as text. interpret() parses them, so that the error messages are ours and not CLI11's.
 struct Raw {
   std::string nproc = "1";
   std::string nnodes = "1";
@@ -59,7 +59,7 @@ struct Raw {
   std::string threads;
 };
 
-// One line for each flag, under its first name only: the spelling with underscores would double them all.
+// Lists each flag once, by its first name: the spellings with underscores would double the list.
 class Formatter : public CLI::Formatter {
  public:
   std::string make_help(const CLI::App* app, std::string, CLI::AppFormatMode) const override {
@@ -79,7 +79,7 @@ class Formatter : public CLI::Formatter {
   std::string flags(const CLI::App* app) const {
     std::string text;
     for (const auto& group : app->get_groups()) {
-      if (group.empty()) continue;  // --help itself: whoever reads this knows it
+      if (group.empty()) continue;  // --help itself
       text += make_group(group, false, app->get_options([&](const CLI::Option* option) {
         return option->get_group() == group;
       }));
@@ -102,16 +102,16 @@ class RunParser {
     app_.get_formatter()->column_width(35);
     app_.prefix_command();
     app_.footer(kExamples);
-    app_.set_help_flag("-h,--help", "show this and exit");
+    app_.set_help_flag("-h,--help", "show this help and exit");
 
     app_.get_help_ptr()->group("");
     group_ = "Workers";
-    nproc_ = value(
-        "--nproc-per-node", raw_.nproc, "N|auto|cpu|gpu",
-        "workers on this machine (default 1)\nauto: one for each GPU, or for each core if there is none",
-        "PET_NPROC_PER_NODE", "-n");
+    nproc_ =
+        value("--nproc-per-node", raw_.nproc, "N|auto|cpu|gpu",
+              "workers on this machine (default 1)\nauto: one per GPU, or one per core if there is no GPU",
+              "PET_NPROC_PER_NODE", "-n");
     value("--max-restarts", raw_.max_restarts, "N",
-          "when a rank fails, stop all and start all again,\nup to N times (default 0)", "PET_MAX_RESTARTS");
+          "when a rank fails, stop and restart all ranks,\nup to N times (default 0)", "PET_MAX_RESTARTS");
     value("--grace-period", raw_.grace, "SECONDS",
           "time that workers have between SIGTERM and SIGKILL (default 30)");
     value("--threads", raw_.threads, "N",
@@ -131,8 +131,8 @@ class RunParser {
     value("--nnodes", raw_.nnodes, "N", "machines in the job (default 1)", "PET_NNODES");
     value("--node-rank", raw_.node_rank, "N", "which of them this is, from 0", "PET_NODE_RANK");
     value("--master-addr", raw_.master_addr, "HOST", "address of node 0", "PET_MASTER_ADDR");
-    value("--master-port", raw_.master_port, "PORT", "a free port on node 0 (default 29500; on one node any)",
-          "PET_MASTER_PORT");
+    value("--master-port", raw_.master_port, "PORT",
+          "a free port on node 0 (default 29500; on one node: any)", "PET_MASTER_PORT");
     value("--rdzv-endpoint", raw_.endpoint, "HOST[:PORT]",
           "in place of the three above: HOST becomes node 0, the others\nare numbered as they arrive "
           "(default port 29400)",
@@ -148,7 +148,7 @@ class RunParser {
           "the job's secret: only nodes that know it are admitted\n(default LOCKSTEP_TOKEN, or the file in "
           "LOCKSTEP_TOKEN_FILE)");
 
-    group_ = "Accepted for torchrun's sake";
+    group_ = "Accepted for compatibility with torchrun";
     flag("--standalone", raw_.standalone, "one node, any free port: what happens without it, too",
          "PET_STANDALONE");
     value("--monitor-interval", raw_.monitor_interval, "SECONDS", "no effect: lockstep reacts at once",
@@ -159,7 +159,7 @@ class RunParser {
   std::variant<RunOptions, HelpText> parse(const std::vector<std::string>& arguments) {
     try {
       auto words = with_long_names(arguments);
-      std::reverse(words.begin(), words.end());  // as CLI11 wants them
+      std::reverse(words.begin(), words.end());  // the order that CLI11 expects
       app_.parse(std::move(words));
     } catch (const CLI::CallForHelp&) {
       return HelpText{app_.help()};
@@ -191,7 +191,7 @@ class RunParser {
     add_environment(option, variable);
   }
 
-  // mpirun's -np, which to CLI11 would be -n with the value "p"; in front of the program only.
+  // Replaces mpirun's -np, which CLI11 would parse as -n with the value "p". Only before the program's name.
   std::vector<std::string> with_long_names(std::vector<std::string> words) const {
     for (size_t i = 0; i < words.size() && words[i].starts_with('-') && words[i] != "--";) {
       if (words[i] == "-np") words[i] = "--nproc-per-node";
@@ -201,7 +201,7 @@ class RunParser {
     return words;
   }
 
-  // The program and its arguments: what CLI11 left over.
+  // The program and its arguments: what CLI11 did not parse.
   std::vector<std::string> command() const {
     auto rest = app_.remaining();
     if (!rest.empty() && rest.front() == "--") {
@@ -237,7 +237,7 @@ class RunParser {
 int64_t whole_number(const char* name, const std::string& text, int64_t low, int64_t high) {
   const auto number = base::parse_int(text);
   if (number && *number >= low && *number <= high) return *number;
-  throw UsageError(compose({.what = fmt::format("{} \"{}\" is not usable", name, text),
+  throw UsageError(compose({.what = fmt::format("{} \"{}\" is invalid", name, text),
                             .evidence = fmt::format("it must be a whole number from {} to {}", low, high)}));
 }
 
@@ -252,7 +252,7 @@ std::chrono::milliseconds seconds(const char* name, const std::string& text) {
   constexpr double kMost = 30.0 * 24 * 3600;
   if (!(number >= 0 && number <= kMost)) {
     throw UsageError(
-        compose({.what = fmt::format("{} \"{}\" is not usable", name, text),
+        compose({.what = fmt::format("{} \"{}\" is invalid", name, text),
                  .evidence = fmt::format("it must be a number of seconds from 0 to {:.0f}", kMost)}));
   }
   return std::chrono::milliseconds(static_cast<int64_t>(number * 1000));
@@ -266,7 +266,7 @@ int parse_nnodes(const std::string& text) {
   if (low != high) {
     throw UsageError(compose({.what = fmt::format("--nnodes {} is not supported yet", text),
                               .evidence = "a range comes with elastic membership",
-                              .hint = fmt::format("name the number of nodes: --nnodes {}", high)}));
+                              .hint = fmt::format("give one number: --nnodes {}", high)}));
   }
   return static_cast<int>(low);
 }
@@ -280,8 +280,8 @@ RunOptions RunParser::interpret(std::vector<std::string> command) const {
   options.run_id = raw_.run_id;
   if (options.run_id.size() > 256 || std::any_of(options.run_id.begin(), options.run_id.end(),
                                                  [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
-    throw UsageError(
-        compose({.what = "--rdzv-id is not usable", .evidence = "it has control characters or is too long"}));
+    throw UsageError(compose({.what = "--rdzv-id is invalid",
+                              .evidence = "it contains control characters or is longer than 256 bytes"}));
   }
   options.max_restarts = static_cast<int>(whole_number("--max-restarts", raw_.max_restarts, 0, 1'000'000));
   options.log_dir = raw_.log_dir;
@@ -291,8 +291,8 @@ RunOptions RunParser::interpret(std::vector<std::string> command) const {
   options.node_timeout = seconds("--node-timeout", raw_.node_timeout);
   if (options.node_timeout < std::chrono::milliseconds(kLeastNodeTimeoutMs)) {
     throw UsageError(compose({.what = fmt::format("--node-timeout {} is too short", raw_.node_timeout),
-                              .evidence = "it must be 1 s at least",
-                              .hint = "an agent may be held up for a moment on a busy machine"}));
+                              .evidence = "it must be at least 1 s",
+                              .hint = "on a busy machine an agent may be delayed for a moment"}));
   }
   options.token =
       raw_.token_file.empty() ? base::Token::from_environment() : base::Token::from_file(raw_.token_file);
@@ -302,7 +302,7 @@ RunOptions RunParser::interpret(std::vector<std::string> command) const {
     options.threads = static_cast<int>(whole_number("--threads", raw_.threads, 0, 1 << 16));
   if (raw_.backend != "static" && raw_.backend != "c10d") {
     throw UsageError(compose({.what = fmt::format("--rdzv-backend {} is not supported", raw_.backend),
-                              .evidence = "there are static and c10d"}));
+                              .evidence = "it must be static or c10d"}));
   }
   interpret_nodes(options);
   return options;
@@ -317,13 +317,11 @@ void RunParser::interpret_nodes(RunOptions& options) const {
     port = static_cast<uint16_t>(whole_number("--master-port", raw_.master_port, 0, 65535));
   }
   if (options.nnodes == 1) {
-    // Whatever the address is called, the ranks of one machine meet on 127.0.0.1, where nobody else can come
-    // in.
+    // The ranks of one machine always use 127.0.0.1, which other machines cannot reach.
     if (!raw_.master_addr.empty() && !base::is_this_machine(raw_.master_addr)) {
-      throw UsageError(
-          compose({.what = fmt::format("--master-addr {} is not this machine", raw_.master_addr),
-                   .evidence = "with --nnodes 1 node 0 is this one",
-                   .hint = "leave --master-addr out, or say how many nodes there are with --nnodes"}));
+      throw UsageError(compose({.what = fmt::format("--master-addr {} is not this machine", raw_.master_addr),
+                                .evidence = "with --nnodes 1 this machine is node 0",
+                                .hint = "omit --master-addr, or give the number of nodes with --nnodes"}));
     }
     options.port = port.value_or(0);
     return;
@@ -341,16 +339,16 @@ void RunParser::interpret_nodes(RunOptions& options) const {
     options.address = raw_.master_addr;
     options.port = port.value_or(kMasterPort);
     if (raw_.master_addr.empty() || !options.node_rank) {
-      throw UsageError(
-          compose({.what = fmt::format("{} needs to know where the nodes meet", several),
-                   .evidence = raw_.master_addr.empty() ? "neither --master-addr nor --rdzv-endpoint is given"
-                                                        : "--master-addr without --node-rank",
-                   .hint = "give each node --master-addr HOST --node-rank N, or all --rdzv-endpoint HOST"}));
+      throw UsageError(compose(
+          {.what = fmt::format("{} needs an address at which the nodes meet", several),
+           .evidence = raw_.master_addr.empty() ? "neither --master-addr nor --rdzv-endpoint was given"
+                                                : "--master-addr was given without --node-rank",
+           .hint = "give each node --master-addr HOST --node-rank N, or all of them --rdzv-endpoint HOST"}));
     }
   }
   if (options.port == 0) {
     throw UsageError(compose({.what = fmt::format("port 0 cannot be used with {}", several),
-                              .evidence = "all nodes must know the port beforehand"}));
+                              .evidence = "all nodes must know the port in advance"}));
   }
 }
 
@@ -358,7 +356,7 @@ Tee RunParser::interpret_tee() const {
   const auto what = [this](const std::string& text) {
     const auto number = base::parse_int(text);
     if (number && *number >= 0 && *number <= 3) return static_cast<int>(*number);
-    throw UsageError(compose({.what = fmt::format("--tee \"{}\" is not usable", raw_.tee),
+    throw UsageError(compose({.what = fmt::format("--tee \"{}\" is invalid", raw_.tee),
                               .evidence = "it must be 0, 1, 2 or 3, or a list such as 0:3,1:1"}));
   };
   Tee tee;
@@ -382,12 +380,12 @@ Tee RunParser::interpret_tee() const {
 
 Endpoint parse_endpoint(const std::string& text) {
   const auto refuse = [&text] {
-    throw UsageError(compose({.what = fmt::format("--rdzv-endpoint \"{}\" is not usable", text),
+    throw UsageError(compose({.what = fmt::format("--rdzv-endpoint \"{}\" is invalid", text),
                               .evidence = "it must be HOST or HOST:PORT, with a port from 1 to 65535"}));
   };
   std::string host = text;
   std::string port;
-  if (text.starts_with('[')) {  // an IPv6 address, which has colons of its own
+  if (text.starts_with('[')) {  // an IPv6 address, which contains colons
     const auto bracket = text.find(']');
     if (bracket == std::string::npos) refuse();
     host = text.substr(1, bracket - 1);

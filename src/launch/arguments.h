@@ -1,4 +1,5 @@
-// The command line of `lockstep run`. Pure, apart from looking at the environment and the machine.
+// Parses the command line of `lockstep run`. Reads the environment and the machine's properties, and has no
+// side effects.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct HelpText {
   std::string text;
 };
 
-// `arguments`: what follows "lockstep run". Throws UsageError with what was given and what it should be.
+// `arguments`: the words after "lockstep run". Throws UsageError with the value that was given and the values
+// that are allowed.
 std::variant<RunOptions, HelpText> parse_run_arguments(const std::vector<std::string>& arguments);
 
 // "host", "host:port", "[v6]:port". Throws UsageError.

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using base::compose;
 using base::Deadline;
 
-// For each step of the introduction.
+// For each message of the handshake.
 constexpr auto kAnswerTime = 10s;
 
 std::string own_name(const JoinRequest& request) {
@@ -29,11 +29,11 @@ std::string own_name(const JoinRequest& request) {
 class Arrival {
  public:
   explicit Arrival(const JoinRequest& request)
-      : request_(request), deadline_(Deadline::in(request.patience())) {}
+      : request_(request), deadline_(Deadline::in(request.join_timeout())) {}
 
   Membership run() {
     std::string why;
-    while (auto connection = reach(why)) {
+    while (auto connection = connect(why)) {
       if (auto membership = introduce(std::move(connection), why)) return std::move(*membership);
       if (deadline_.expired()) break;
       std::this_thread::sleep_for(200ms);
@@ -42,16 +42,17 @@ class Arrival {
         {.what = fmt::format("{} found no agent of this job at {}:{} within {:.1f} s", own_name(request_),
                              request_.address, request_.port, deadline_.budget().count() / 1000.0),
          .evidence = why,
-         .hint = "check that node 0 runs and that another program does not hold its port"}));
+         .hint = "check that node 0 is running and that no other program uses its port"}));
   }
 
  private:
-  std::unique_ptr<Connection> reach(std::string& why) {
+  std::unique_ptr<Connection> connect(std::string& why) {
     if (!why.empty() && deadline_.expired()) return nullptr;
     return std::make_unique<Connection>(base::connect_to(request_.address, request_.port, deadline_));
   }
 
-  // nullopt and the reason when this was not node 0 of a lockstep job, or it went away.
+  // The handshake. Returns nullopt, with the reason in `why`, if the peer is not node 0 of this job or has
+  // closed the connection.
   std::optional<Membership> introduce(std::unique_ptr<Connection> connection, std::string& why) {
     const auto soon = [this] {
       return Deadline::in(std::min<std::chrono::milliseconds>(kAnswerTime, deadline_.remaining() + 1s));
@@ -59,9 +60,9 @@ class Arrival {
     const auto challenge_line = connection->wait_for_line(soon());
     const auto challenge = challenge_line ? decode_challenge(*challenge_line) : std::nullopt;
     if (!challenge) {
-      why = challenge_line       ? "whoever listens there is not a lockstep agent"
-            : connection->open() ? "whoever listens there does not answer"
-                                 : "the connection was closed before an answer came";
+      why = challenge_line       ? "the program that listens there is not a lockstep agent"
+            : connection->open() ? "the program that listens there does not answer"
+                                 : "the connection was closed before an answer arrived";
       return std::nullopt;
     }
     Hello hello = own_hello();
@@ -69,29 +70,31 @@ class Arrival {
     connection->send(encode(hello));
     const auto answer = connection->wait_for_line(soon());
     if (!answer) {
-      why = connection->open() ? "node 0 does not answer" : "the connection was closed before an answer came";
+      why = connection->open() ? "node 0 does not answer"
+                               : "the connection was closed before an answer arrived";
       return std::nullopt;
     }
-    heed(*answer);
+    throw_if_refused(*answer);
     const auto ack = decode_ack(*answer);
-    // Whoever holds the port may not be who we think: a program of another user, for instance.
+    // The port may belong to another program, for example of another user.
     if (!ack || !request_.token.proves(ack->proof, kLeader, hello.nonce, challenge->nonce)) {
-      why = "whoever listens there does not know this job's token";
+      why = "the program that listens there does not know this job's token";
       return std::nullopt;
     }
     connection->trust();
-    // Node 0 began to wait later than we did, perhaps, and knows better than we who is missing.
+    // Wait longer than node 0, which may have started later: its message names the missing nodes.
     const auto welcome_line = connection->wait_for_line(Deadline::in(request_.timeout + 5s));
     if (!welcome_line) {
-      why = connection->open() ? "node 0 does not start the job" : "node 0 went away before the job started";
+      why = connection->open() ? "node 0 does not start the job"
+                               : "node 0 closed the connection before the job started";
       return std::nullopt;
     }
-    heed(*welcome_line);
+    throw_if_refused(*welcome_line);
     const auto welcome = decode_welcome(*welcome_line);
     if (!welcome || welcome->node_rank == 0 ||
         (request_.node_rank && *request_.node_rank != welcome->node_rank) ||
         welcome->nprocs[static_cast<size_t>(welcome->node_rank)] != request_.nproc) {
-      why = "node 0 sent something that makes no sense";
+      why = "node 0 sent an invalid welcome";
       return std::nullopt;
     }
     Membership membership;
@@ -115,7 +118,7 @@ class Arrival {
             .problem_status = request_.problem_status};
   }
 
-  static void heed(const std::string& line) {
+  static void throw_if_refused(const std::string& line) {
     if (const auto refused = decode_refused(line)) throw CannotStart(refused->status, refused->message);
   }
 

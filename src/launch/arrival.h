@@ -1,11 +1,11 @@
-// The other nodes' side of the meeting.
+// How a node other than node 0 joins the job.
 #pragma once
 
 #include "launch/membership.h"
 
 namespace lockstep::launch {
 
-// Blocks until node 0 says that all are there. As join().
+// Connects to node 0 and blocks until all nodes have joined. Throws as join() does.
 Membership arrive(const JoinRequest& request);
 
 }  // namespace lockstep::launch

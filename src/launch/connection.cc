@@ -18,19 +18,19 @@ using Clock = base::Deadline::Clock;
 
 }  // namespace
 
-Connection::Connection(base::Fd socket) : socket_(std::move(socket)), heard_at_(Clock::now()) {
+Connection::Connection(base::Fd socket) : socket_(std::move(socket)), received_at_(Clock::now()) {
   base::prepare_for_messages(socket_);
 }
 
-void Connection::expect_word_every(std::chrono::milliseconds longest_silence) {
-  heard_at_ = Clock::now();
-  // The caller notices first, and says it in better words; the kernel must not give up before.
+void Connection::expect_line_every(std::chrono::milliseconds longest_silence) {
+  received_at_ = Clock::now();
+  // The kernel must not give up before the owner does, whose message is better.
   const int patience_ms = static_cast<int>(std::min<int64_t>(longest_silence.count() + 5'000, 1 << 30));
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
 }
 
 std::chrono::milliseconds Connection::silent_for() const {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - heard_at_);
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - received_at_);
 }
 
 void Connection::send(std::string_view line) {
@@ -48,7 +48,8 @@ void Connection::flush() {
     } else if (errno == EAGAIN) {
       return;
     } else if (errno != EINTR) {
-      // The peer's last lines may still be here to be read; receive() comes to the end after them.
+      // Keep the socket open: the peer's last lines may still be unread, and receive() finds the end after
+      // them.
       send_error_ = errno;
       outgoing_.clear();
     }
@@ -57,14 +58,14 @@ void Connection::flush() {
 
 void Connection::receive() {
   char bytes[16 * 1024];
-  while (open() && incoming_.size() - taken_ <= most_line_bytes_) {
+  while (open() && incoming_.size() - consumed_ <= most_line_bytes_) {
     const ssize_t size = ::recv(socket_.get(), bytes, sizeof bytes, 0);
     if (size > 0) {
       incoming_.append(bytes, static_cast<size_t>(size));
-      heard_at_ = Clock::now();
+      received_at_ = Clock::now();
     } else if (size == 0) {
-      // The kernel tells a reason once, and may have told it when we wrote.
-      if (send_error_ != 0 && send_error_ != EPIPE) trouble_ = base::errno_text(send_error_);
+      // The kernel reports an error only once, possibly to an earlier write.
+      if (send_error_ != 0 && send_error_ != EPIPE) close_reason_ = base::errno_text(send_error_);
       socket_.reset();
     } else if (errno == EAGAIN) {
       return;
@@ -72,21 +73,21 @@ void Connection::receive() {
       fail(errno);
     }
   }
-  if (open() && incoming_.find('\n', taken_) == std::string::npos) {
-    trouble_ = "it sent a line that is too long";
+  if (open() && incoming_.find('\n', consumed_) == std::string::npos) {
+    close_reason_ = "it sent a line that is too long";
     socket_.reset();
   }
 }
 
 std::optional<std::string> Connection::next_line() {
-  const auto newline = incoming_.find('\n', taken_);
+  const auto newline = incoming_.find('\n', consumed_);
   if (newline == std::string::npos) return std::nullopt;
-  std::string line = incoming_.substr(taken_, newline - taken_);
-  taken_ = newline + 1;
-  // Not after each line: a thousand short ones would be moved a thousand times.
-  if (2 * taken_ >= incoming_.size()) {
-    incoming_.erase(0, taken_);
-    taken_ = 0;
+  std::string line = incoming_.substr(consumed_, newline - consumed_);
+  consumed_ = newline + 1;
+  // Not after each line: erasing moves the rest of the buffer.
+  if (2 * consumed_ >= incoming_.size()) {
+    incoming_.erase(0, consumed_);
+    consumed_ = 0;
   }
   return line;
 }
@@ -103,30 +104,31 @@ std::optional<std::string> Connection::wait_for_line(base::Deadline deadline) {
   }
 }
 
-void Connection::part() {
+void Connection::close_gracefully() {
   flush();
-  if (open() && outgoing_.empty() && !parting_) {
+  if (open() && outgoing_.empty() && !shut_down_) {
     ::shutdown(socket_.get(), SHUT_WR);
-    parting_ = true;
+    shut_down_ = true;
   }
-  // A socket closed with unread bytes sends a reset, which may overtake what we sent last.
-  taken_ = incoming_.size();
+  // Closing a socket with unread bytes sends a reset, which can destroy lines that the peer has not read yet.
+  consumed_ = incoming_.size();
   receive();
   incoming_.clear();
-  taken_ = 0;
+  consumed_ = 0;
 }
 
 void Connection::fail(int error_number) {
-  trouble_ = base::errno_text(error_number);
+  close_reason_ = base::errno_text(error_number);
   socket_.reset();
 }
 
-void part_from_all(const std::vector<std::unique_ptr<Connection>>& connections, base::Deadline deadline) {
+void close_all_gracefully(const std::vector<std::unique_ptr<Connection>>& connections,
+                          base::Deadline deadline) {
   for (;;) {
     std::vector<pollfd> waiting;
     for (const auto& connection : connections) {
       if (!connection || !connection->open()) continue;
-      connection->part();
+      connection->close_gracefully();
       if (!connection->open()) continue;
       const int events = POLLIN | (connection->wants_to_write() ? POLLOUT : 0);
       waiting.push_back({connection->fd(), static_cast<short>(events), 0});

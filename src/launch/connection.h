@@ -1,4 +1,4 @@
-// Lines over a TCP socket that never block. Used by one thread at a time.
+// Sends and receives lines over a TCP socket without blocking. Not thread-safe.
 #pragma once
 
 #include <chrono>
@@ -15,44 +15,43 @@ namespace lockstep::launch {
 
 class Connection {
  public:
-  // A peer that sends a longer line is cut off. One that has not shown yet that it belongs to the job has
-  // little to say.
+  // A peer that sends a longer line is disconnected. The limit is lower for a peer that has not proved yet
+  // that it belongs to the job.
   static constexpr size_t kMostLineBytes = 256 * 1024;
   static constexpr size_t kMostLineBytesOfStranger = 16 * 1024;
 
-  // Takes a connected socket, to a stranger. A peer whose machine or network is gone is noticed within about
-  // 10 s.
+  // Takes a connected socket; the peer is a stranger. A dead machine or network is detected within about 10
+  // s.
   explicit Connection(base::Fd socket);
 
-  // The peer belongs to the job.
+  // The peer has proved that it belongs to the job.
   void trust() { most_line_bytes_ = kMostLineBytes; }
-  // From now on the peer is to say something at least this often. The time is the caller's to watch, with
-  // silent_for(); it begins now.
-  void expect_word_every(std::chrono::milliseconds longest_silence);
+  // From now on the peer should send a line at least this often. Starts the time that silent_for() returns;
+  // the owner has to check it.
+  void expect_line_every(std::chrono::milliseconds longest_silence);
   std::chrono::milliseconds silent_for() const;
 
   int fd() const { return socket_.get(); }
   bool open() const { return static_cast<bool>(socket_); }
-  // Why it is not open any more, in words; empty when the peer simply closed it.
-  const std::string& trouble() const { return trouble_; }
+  // Why the connection is closed, for messages; empty if the peer closed it without an error.
+  const std::string& close_reason() const { return close_reason_; }
 
-  // Queues the line and sends what can be sent now.
+  // Queues the line and sends as much as is possible without blocking.
   void send(std::string_view line);
   bool wants_to_write() const { return open() && !outgoing_.empty(); }
   void flush();
 
-  // Reads what is there, but not much more than one line of the greatest length before lines are taken:
-  // whoever sends without end must not fill our memory. Closes on end of file, errors, and lines that are too
-  // long.
+  // Reads what has arrived, but buffers little more than one line of the maximum length, so that no peer can
+  // fill the memory. Closes the connection at end of file, on an error, and on a line that is too long.
   void receive();
-  // The next complete line that has been received, also after the connection was closed.
+  // The next complete line that has been received, also after the connection has been closed.
   std::optional<std::string> next_line();
-  // Blocks for the next line; nullopt when the connection closed or the deadline passed.
+  // Blocks until the next line arrives. nullopt if the connection is closed or the deadline has passed.
   std::optional<std::string> wait_for_line(base::Deadline deadline);
 
-  // A step towards ending the connection after all queued lines have arrived; what comes in is thrown away.
-  // Closes when the peer has closed; until then, call it again when the socket is ready. Does not block.
-  void part();
+  // One step of a graceful close: sends the queued lines and end of file, discards what arrives, and closes
+  // once the peer has closed. Until then, call it again whenever the socket is ready. Does not block.
+  void close_gracefully();
   void close() { socket_.reset(); }
 
  private:
@@ -60,17 +59,18 @@ class Connection {
 
   base::Fd socket_;
   size_t most_line_bytes_ = kMostLineBytesOfStranger;
-  base::Deadline::Clock::time_point heard_at_;
-  bool parting_ = false;
-  int send_error_ = 0;  // nothing can be sent any more
+  base::Deadline::Clock::time_point received_at_;
+  bool shut_down_ = false;
+  int send_error_ = 0;  // errno of the write that failed; later lines are discarded
   std::string incoming_;
-  size_t taken_ = 0;  // bytes of incoming_ that next_line() has given away
+  size_t consumed_ = 0;  // bytes of incoming_ that next_line() has returned
   std::string outgoing_;
-  std::string trouble_;
+  std::string close_reason_;
 };
 
-// Parts from all of them at once. Blocks until all are closed, or the deadline has passed. Null ones are left
-// out.
-void part_from_all(const std::vector<std::unique_ptr<Connection>>& connections, base::Deadline deadline);
+// Closes all connections gracefully at the same time. Blocks until all are closed or the deadline has passed.
+// Skips null pointers.
+void close_all_gracefully(const std::vector<std::unique_ptr<Connection>>& connections,
+                          base::Deadline deadline);
 
 }  // namespace lockstep::launch

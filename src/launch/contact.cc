@@ -11,15 +11,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// So many signs of life may be late or lost in a busy machine before the silence counts.
-constexpr int kSignsPerTimeout = 4;
+// Several keepalives per timeout, because a busy machine may delay some of them.
+constexpr int kKeepalivesPerTimeout = 4;
 
 }  // namespace
 
 Contact::Contact(std::vector<std::unique_ptr<Connection>> connections, std::chrono::milliseconds node_timeout)
     : connections_(std::move(connections)), node_timeout_(node_timeout) {
   for (const auto& connection : connections_) {
-    if (connection) connection->expect_word_every(node_timeout_);
+    if (connection) connection->expect_line_every(node_timeout_);
   }
 }
 
@@ -31,33 +31,33 @@ void Contact::send_to_all(const std::string& line) {
 
 void Contact::keep_alive() {
   if (!alive_at_.expired()) return;
-  alive_at_ = base::Deadline::in(node_timeout_ / kSignsPerTimeout);
+  alive_at_ = base::Deadline::in(node_timeout_ / kKeepalivesPerTimeout);
   send_to_all(encode_alive());
 }
 
-std::vector<Contact::Lost> Contact::hear(const std::function<bool(size_t, const std::string&)>& on_line) {
+std::vector<Contact::Lost> Contact::receive(const std::function<bool(size_t, const std::string&)>& on_line) {
   keep_alive();
   std::vector<Lost> lost;
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     auto& connection = connections_[peer];
     if (!connection) continue;
     connection->flush();
-    // First what has come in: if it was we who stood still, the others' words are waiting here.
+    // Receive before checking the timeout: if this process was stopped, lines of the peer are waiting here.
     connection->receive();
     std::string why;
     while (const auto line = connection->next_line()) {
       if (decode_alive(*line) || on_line(peer, *line)) continue;
-      why = "it sent something that is not of this protocol";
+      why = "it sent a line that is not part of the protocol";
       connection->close();
       break;
     }
     if (connection->open() && connection->silent_for() > node_timeout_) {
-      why = fmt::format("it said nothing for {:g} s: its machine, its network or its agent stands still",
+      why = fmt::format("it sent nothing for {:g} s: its machine, network or agent is down or stopped",
                         static_cast<double>(node_timeout_.count()) / 1000.0);
       connection->close();
     }
     if (connection->open()) continue;
-    lost.push_back({peer, why.empty() ? connection->trouble() : why});
+    lost.push_back({peer, why.empty() ? connection->close_reason() : why});
     connection.reset();
   }
   return lost;
@@ -71,7 +71,7 @@ void Contact::add_to(std::vector<pollfd>& waiting) const {
   }
 }
 
-std::chrono::milliseconds Contact::patience() const {
+std::chrono::milliseconds Contact::longest_wait() const {
   std::chrono::milliseconds longest = 1h;
   for (const auto& connection : connections_) {
     if (!connection) continue;

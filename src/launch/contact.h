@@ -1,8 +1,9 @@
-// The other agents while the job runs: lines to and from them, and a sign of life now and then. An agent that
-// is silent for the node timeout is lost: its machine has no power, its network no cable, or its process has
-// been stopped (SIGSTOP, a debugger). Used by one thread.
+// Connections to the other agents while the job runs. Exchanges lines, and sends keepalive lines. An agent
+// that is silent for the node timeout is lost: its machine is down, its network is disconnected, or its
+// process has been stopped (SIGSTOP, a debugger). Not thread-safe.
 //
-// A peer is named by its place in Membership::connections: on node 0 the node's rank, elsewhere 0 for node 0.
+// A peer is identified by its index in Membership::connections: on node 0 the rank of its node, elsewhere 0
+// for node 0.
 #pragma once
 
 #include <chrono>
@@ -21,28 +22,29 @@ class Contact {
  public:
   struct Lost {
     size_t peer;
-    std::string why;  // empty when it simply closed the connection
+    std::string why;  // empty if it closed the connection without an error
   };
 
   Contact() = default;
-  // The time for each peer's first word begins now. Null connections are nobody's.
+  // The timeout of each peer starts now. Null connections are skipped.
   Contact(std::vector<std::unique_ptr<Connection>> connections, std::chrono::milliseconds node_timeout);
 
   void send_to_all(const std::string& line);
-  // Sends the sign of life when it is due. To be called between the steps of whatever takes long.
+  // Sends a keepalive line if it is due. Call it between the steps of long operations.
   void keep_alive();
 
-  // Sends and reads what can be. `on_line` gets each line but signs of life, and says whether it is of the
-  // protocol. Returns the peers that are lost since the last call; all their lines have been handed out. Does
-  // not block.
-  std::vector<Lost> hear(const std::function<bool(size_t peer, const std::string& line)>& on_line);
+  // Sends and receives what is possible without blocking. Passes each line except keepalives to `on_line`,
+  // which returns whether the line is valid. Returns the peers lost since the last call, after passing on all
+  // their lines.
+  std::vector<Lost> receive(const std::function<bool(size_t peer, const std::string& line)>& on_line);
 
-  // What to wait for, and for how long at most.
+  // The descriptors to poll, and the longest time to poll for.
   void add_to(std::vector<pollfd>& waiting) const;
-  std::chrono::milliseconds patience() const;
+  std::chrono::milliseconds longest_wait() const;
 
-  // Parts from all. Blocks until they have heard the last lines, or the deadline has passed.
-  void end(base::Deadline deadline) { part_from_all(connections_, deadline); }
+  // Closes all connections gracefully. Blocks until the peers have received the last lines or the deadline
+  // passes.
+  void end(base::Deadline deadline) { close_all_gracefully(connections_, deadline); }
 
  private:
   std::vector<std::unique_ptr<Connection>> connections_;

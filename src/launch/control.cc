@@ -19,7 +19,7 @@ constexpr size_t kMostNameBytes = 256;
 constexpr size_t kMostTextBytes = 4096;
 constexpr int64_t kMostMilliseconds = int64_t{1000} * 3600 * 24 * 31;
 
-// Well-formed JSON that says something that cannot be.
+// Thrown for valid JSON with an invalid value.
 struct Unexpected {};
 
 std::string line_of(const char* type, Json object) {
@@ -28,7 +28,7 @@ std::string line_of(const char* type, Json object) {
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Runs `read` on the object when it is of this type; nullopt when anything about it is wrong.
+// Returns read(object) if the line is a message of this type; nullopt if anything about it is invalid.
 template <class Message, class Read>
 std::optional<Message> read_line(std::string_view line, const char* type, Read&& read) {
   const auto object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -60,8 +60,8 @@ int64_t milliseconds_in(const Json& number) {
   return value;
 }
 
-// What all texts from the network go through: a name is refused when it is not fit to be shown as it is, the
-// others are made so.
+// All text from the network passes through these functions: a name that cannot be shown unchanged is
+// rejected, other text is escaped.
 std::string name_in(const Json& object) {
   auto name = object.get<std::string>();
   if (shown_line(name, kMostNameBytes) != name) throw Unexpected();
@@ -83,7 +83,7 @@ std::string digits_in(const Json& object) {
   return text;
 }
 
-// What the workers of another node may be sent in the name of its user; 0 for none.
+// A signal that may be sent to the workers of another node on behalf of its user; 0 for none.
 int stop_signal_in(const Json& number) {
   const int signal = bounded(number, 0, 64);
   if (signal != 0 && signal != SIGKILL && !is_stop_signal(signal)) throw Unexpected();
@@ -103,7 +103,7 @@ constexpr const char* kOrders[] = {"start", "stop", "end"};
 constexpr int kMostRanks = 1 << 24;
 constexpr int kMostAttempts = 1 << 30;
 
-Json json_of(const std::optional<Failure>& failure) {
+Json json_of(const std::optional<RankEnd>& failure) {
   if (!failure) return nullptr;
   Json note;
   if (failure->note) {
@@ -131,9 +131,9 @@ Json json_of(const std::optional<Failure>& failure) {
           {"culprits", culprits}};
 }
 
-std::optional<Failure> failure_of(const Json& object) {
+std::optional<RankEnd> failure_of(const Json& object) {
   if (object.is_null()) return std::nullopt;
-  Failure failure;
+  RankEnd failure;
   failure.rank = bounded(object.at("rank"), 0, kMostRanks);
   failure.local_rank = bounded(object.at("local_rank"), 0, kMostWorkersPerNode);
   failure.host = name_in(object.at("host"));
@@ -175,7 +175,7 @@ std::optional<Challenge> decode_challenge(std::string_view line) {
   return read_line<Challenge>(line, "challenge", [](const Json& object) {
     Challenge challenge;
     challenge.version = bounded(object.at("version"), 0, 1 << 30);
-    if (challenge.version != kProtocolVersion) return challenge;  // as with a hello
+    if (challenge.version != kProtocolVersion) return challenge;  // see decode_hello()
     challenge.nonce = digits_in(object.at("nonce"));
     challenge.has_token = object.at("has_token").get<bool>();
     return challenge;
@@ -201,7 +201,7 @@ std::optional<Hello> decode_hello(std::string_view line) {
   return read_line<Hello>(line, "hello", [](const Json& object) {
     Hello hello;
     hello.version = bounded(object.at("version"), 0, 1 << 30);
-    // A later protocol may look different from here on; the version alone says enough to refuse it.
+    // The rest may differ in another version of the protocol; the version alone is enough to refuse it.
     if (hello.version != kProtocolVersion) return hello;
     hello.nonce = digits_in(object.at("nonce"));
     hello.proof = digits_in(object.at("proof"));

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kGiveUpAfter = 10s;
 
-// The parent of `pid`, or 0 when it is gone or a zombie.
+// The parent of `pid`; 0 if the process has ended or is a zombie.
 pid_t living_parent_of(const char* pid) {
   const std::string path = std::string("/proc/") + pid + "/stat";
   const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -32,14 +32,14 @@ pid_t living_parent_of(const char* pid) {
   const ssize_t size = file ? ::read(file.get(), text, sizeof text - 1) : -1;
   if (size <= 0) return 0;
   text[size] = '\0';
-  // "pid (name) state ppid …"; the name may hold anything, also spaces and brackets.
+  // "pid (name) state ppid …"; the name may contain spaces and parentheses.
   const char* after_name = std::strrchr(text, ')');
   if (after_name == nullptr || std::strlen(after_name) < 4) return 0;
   const char state = after_name[2];
   return state == 'Z' || state == 'X' ? 0 : static_cast<pid_t>(std::atol(after_name + 4));
 }
 
-// False when this process has no children at all.
+// Returns false if this process has no children.
 bool reap_children() {
   for (;;) {
     const pid_t pid = ::waitpid(-1, nullptr, WNOHANG);
@@ -71,12 +71,12 @@ std::vector<pid_t> descendants() {
 }
 
 Sweep::Sweep(std::chrono::milliseconds grace)
-    : polite_(base::Deadline::in(grace)), give_up_(base::Deadline::in(grace + kGiveUpAfter)) {}
+    : grace_(base::Deadline::in(grace)), give_up_(base::Deadline::in(grace + kGiveUpAfter)) {}
 
 bool Sweep::step() {
-  // Being a subreaper, a process without children has no descendants either.
+  // A subreaper without children has no descendants.
   if (!reap_children() || give_up_.expired()) return false;
-  const bool kill = polite_.expired();
+  const bool kill = grace_.expired();
   for (const pid_t pid : descendants()) {
     const bool first = signalled_.insert(pid).second;
     if (kill) {
@@ -89,8 +89,8 @@ bool Sweep::step() {
 }
 
 void Sweep::hurry() {
-  if (polite_.expired()) return;
-  polite_ = base::Deadline::in(0ms);
+  if (grace_.expired()) return;
+  grace_ = base::Deadline::in(0ms);
   give_up_ = base::Deadline::in(kGiveUpAfter);
 }
 

@@ -25,7 +25,7 @@ std::string check_this_node(const RunOptions& options) {
   return find_program(options.command.front());
 }
 
-// Blocks until `done` is readable; ends the process when told to.
+// Blocks until `done` is readable. Ends the process on a stop signal or at the end of the guard.
 void wait_for(int done, int signals, int guard) {
   pollfd waiting[] = {{done, POLLIN, 0}, {signals, POLLIN, 0}, {guard, POLLIN, 0}};
   for (;;) {
@@ -45,7 +45,7 @@ void wait_for(int done, int signals, int guard) {
 }  // namespace
 
 Enlisted enlist(const RunOptions& options, int signals, int guard,
-                const std::function<void(const std::string&)>& say) {
+                const std::function<void(const std::string&)>& print) {
   if (options.nnodes == 1) {
     auto path = check_this_node(options);
     return {alone(options.nproc, options.max_restarts, options.port), std::move(path)};
@@ -68,13 +68,12 @@ Enlisted enlist(const RunOptions& options, int signals, int guard,
     const auto* start = dynamic_cast<const CannotStart*>(&error);
     request.problem = error.what();
     request.problem_status = start != nullptr ? start->status() : 1;
-    say(request.problem);
+    print(request.problem);
   }
 
-  // On a thread of its own, since it takes as long as the other nodes take, and signals must be heard
-  // meanwhile.
+  // On another thread, because joining can take long and signals have to be handled meanwhile.
   std::packaged_task<Membership()> task(
-      [&] { return join(request, [&](const std::string& text) { say("warning: " + text); }); });
+      [&] { return join(request, [&](const std::string& text) { print("warning: " + text); }); });
   auto membership = task.get_future();
   const base::Fd done(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   std::thread joining([&] {

@@ -1,4 +1,4 @@
-// The first steps of an agent: can this node run the program at all, and who else is in the job.
+// The first steps of an agent: checks that this node can run the program, and joins the other nodes.
 #pragma once
 
 #include <functional>
@@ -14,10 +14,10 @@ struct Enlisted {
   std::string path;  // of the program
 };
 
-// Blocks until all nodes are there. A stop signal (from the signalfd `signals`) or the death of the guard
-// ends this process: no worker runs yet. Throws CannotStart or another Error, with an empty message when it
-// has been said already.
+// Blocks until all nodes have joined. A stop signal (read from the signalfd `signals`) or the end of the
+// guard ends this process: no worker is running yet. Throws CannotStart or another Error; the message is
+// empty if it has been printed already.
 Enlisted enlist(const RunOptions& options, int signals, int guard,
-                const std::function<void(const std::string&)>& say);
+                const std::function<void(const std::string&)>& print);
 
 }  // namespace lockstep::launch

@@ -25,7 +25,7 @@ Variables variables_of(const Place& place) {
       {"TORCHELASTIC_RESTART_COUNT", text(place.attempt)},
       {"TORCHELASTIC_MAX_RESTARTS", text(place.max_restarts)},
       {"TORCHELASTIC_RUN_ID", place.run_id},
-      // Rank 0 hosts the store, not the agent.
+      // The store is in rank 0's process, not in the agent.
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
   };
 }

@@ -1,4 +1,4 @@
-// The environment of one worker: torchrun's variables, under torchrun's names. Pure.
+// The environment variables of a worker, with torchrun's names. No side effects.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace lockstep::launch {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-// Where a worker stands in its job.
+// The position of a worker in its job.
 struct Place {
   int rank = 0;
   int world_size = 1;
@@ -27,10 +27,10 @@ struct Place {
 
 Variables variables_of(const Place& place);
 
-// `inherited` ("NAME=value" each) with `variables` in the place of those of the same name.
+// `inherited` ("NAME=value" each) plus `variables`, which replace those of the same name.
 std::vector<std::string> merge(const std::vector<std::string>& inherited, const Variables& variables);
 
-// This process's environment.
+// The environment of this process.
 std::vector<std::string> own_environment();
 
 }  // namespace lockstep::launch

@@ -1,6 +1,5 @@
 #include "launch/gang.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
@@ -20,13 +19,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::optional<base::Note> read_note(const base::Fd& pipe) {
-  char bytes[8192];
-  const ssize_t size = ::read(pipe.get(), bytes, sizeof bytes);
-  if (size <= 0) return std::nullopt;
-  return base::decode_note({bytes, static_cast<size_t>(size)});
-}
-
 tuning::Switches switches_for(const RunOptions& options) {
   auto switches = tuning::switches_from_environment();
   if (!options.bind) switches.bind = false;
@@ -45,7 +37,7 @@ Gang::Gang(const RunOptions& options, const Signals& signals, Output& output)
       inherited_(own_environment()),
       switches_(switches_for(options)),
       topology_(tuning::read_topology(tuning::affinity_of())) {
-  // From whoever started us; a worker gets its own.
+  // Inherited from the process that started this one; workers get their own values.
   std::erase_if(inherited_, [](const auto& entry) {
     return entry.starts_with("LOCKSTEP_NOTE_FD=") || entry.starts_with("LOCKSTEP_TOKEN=") ||
            entry.starts_with("LOCKSTEP_TOKEN_FILE=");
@@ -67,9 +59,9 @@ WorkerSpec Gang::spec_for(const Membership& membership, const std::string& path,
                                       .run_id = options_.run_id});
   variables.emplace_back("LOCKSTEP_RUN", "1");
   if (!token_.empty()) variables.emplace_back("LOCKSTEP_TOKEN", token_.text());
-  // Text in a pipe would come in large blocks otherwise, and be lost when the interpreter is killed.
+  // Python buffers output to a pipe in large blocks otherwise, which are lost when the interpreter is killed.
   if (!base::env_string("PYTHONUNBUFFERED")) variables.emplace_back("PYTHONUNBUFFERED", "1");
-  // init_process_group tunes the process too, and must know what was switched off.
+  // init_process_group tunes the process, too, and must know what is switched off.
   if (!options_.bind) variables.emplace_back("LOCKSTEP_BIND", "0");
   if (!options_.heap) variables.emplace_back("LOCKSTEP_HEAP", "0");
   if (options_.threads) variables.emplace_back("LOCKSTEP_THREADS", std::to_string(*options_.threads));
@@ -98,51 +90,33 @@ void Gang::start(const Membership& membership, const std::string& path, int atte
       const int tee = options_.log_dir.empty() ? 3 : options_.tee.of(local_rank);
       output_.attach(rank, std::move(worker.out), std::move(worker.err), tee,
                      logs[static_cast<size_t>(local_rank)]);
-      running_.emplace(worker.pid, Running{rank, local_rank, std::move(worker.note)});
+      workers_.add(
+          {.rank = rank, .local_rank = local_rank, .pid = worker.pid, .note = std::move(worker.note)});
       meanwhile();
     }
   } catch (...) {
-    running_.clear();
+    workers_.clear();
     end_descendants(0ms);
     throw;
   }
 }
 
-std::vector<int> Gang::running_ranks() const {
-  std::vector<int> ranks;
-  for (const auto& [pid, worker] : running_) ranks.push_back(worker.rank);
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
 void Gang::signal_groups(int signal) {
-  for (const auto& [pid, worker] : running_) {
-    ::kill(-pid, signal);
-    // One that is stopped (Ctrl-Z) must run to be able to end.
-    if (is_stop_signal(signal)) ::kill(-pid, SIGCONT);
-  }
+  workers_.signal_groups(signal);
+  // A worker that is stopped (Ctrl-Z) has to continue before it can handle the signal.
+  if (is_stop_signal(signal)) workers_.signal_groups(SIGCONT);
 }
 
-void Gang::signal_workers(int signal) {
-  for (const auto& [pid, worker] : running_) ::kill(pid, signal);
-}
-
-std::vector<Failure> Gang::reap() {
-  std::vector<Failure> ends;
+std::vector<RankEnd> Gang::reap() {
+  std::vector<RankEnd> ends;
   for (;;) {
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
     if (pid <= 0) return ends;
-    const auto found = running_.find(pid);
-    if (found == running_.end()) continue;  // a grandchild that lost its parent
-    const Running worker = std::move(found->second);
-    running_.erase(found);
-    ends.push_back({.rank = worker.rank,
-                    .local_rank = worker.local_rank,
-                    .host = base::host_name(),
-                    .pid = pid,
-                    .wait_status = status,
-                    .note = read_note(worker.note)});
+    auto end = workers_.remove(pid, status);
+    if (!end) continue;  // an orphan of a worker, which this process adopted as its subreaper
+    end->host = base::host_name();
+    ends.push_back(std::move(*end));
   }
 }
 

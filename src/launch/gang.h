@@ -1,12 +1,12 @@
-// The workers of this node: started together, signalled together, waited for.
+// The workers of this node: starts, signals and reaps them.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "base/token.h"
+#include "launch/children.h"
 #include "launch/environment.h"
 #include "launch/membership.h"
 #include "launch/options.h"
@@ -22,28 +22,22 @@ class Gang {
  public:
   Gang(const RunOptions& options, const Signals& signals, Output& output);
 
-  // Starts all workers of the attempt, and calls `meanwhile` after each. Throws CannotStart or SystemError;
-  // whatever had been started has been killed then.
+  // Starts all workers of an attempt and calls `meanwhile` after each. Throws CannotStart or SystemError
+  // after killing the workers that it had started.
   void start(const Membership& membership, const std::string& path, int attempt,
              const std::function<void()>& meanwhile);
 
-  bool empty() const { return running_.empty(); }
-  std::vector<int> running_ranks() const;
-  // To the whole process group of each worker: the program may have been started by a script.
+  bool empty() const { return workers_.empty(); }
+  std::vector<int> running_ranks() const { return workers_.running_ranks(); }
+  // Signals the process group of each worker, because a worker may be a script that started the program.
   void signal_groups(int signal);
-  // To the worker alone: its helpers would not know what to do with a SIGUSR1.
-  void signal_workers(int signal);
-  // Waits for all children that have ended, without blocking; returns how the workers among them ended, also
-  // those that succeeded.
-  std::vector<Failure> reap();
+  // Signals each worker alone: other processes of its group may not handle SIGUSR1, which would end them.
+  void signal_workers(int signal) { workers_.signal_leaders(signal); }
+  // Reaps all children that have ended, without blocking. Returns the ends of the workers among them,
+  // including those that succeeded.
+  std::vector<RankEnd> reap();
 
  private:
-  struct Running {
-    int rank;
-    int local_rank;
-    base::Fd note;
-  };
-
   WorkerSpec spec_for(const Membership& membership, const std::string& path, int local_rank,
                       int attempt) const;
 
@@ -54,10 +48,10 @@ class Gang {
   std::vector<std::string> inherited_;  // environment
   tuning::Switches switches_;
   tuning::Topology topology_;
-  std::map<pid_t, Running> running_;
+  Children workers_;
 };
 
-// Creates the folder of the log files and sees that it can be written to. Throws SystemError.
+// Creates the folder of the log files and checks that it is writable. Throws SystemError.
 void prepare_log_dir(const std::string& path);
 
 }  // namespace lockstep::launch

@@ -19,9 +19,9 @@ using namespace std::chrono_literals;
 using base::compose;
 using base::Deadline;
 
-// Without a token, whoever likes can give reason for one.
-constexpr size_t kMostComplaints = 20;
-// For the members to hear why the job does not start.
+// Warnings about members are limited, because without a token anyone can cause them.
+constexpr size_t kMostMemberWarnings = 20;
+// For the members to receive the reason why the job does not start.
 constexpr auto kRefuseAllTime = 1s;
 
 class Gathering {
@@ -31,7 +31,7 @@ class Gathering {
         warn_(warn),
         lobby_(std::move(listener), request.port, request.token, warn),
         members_(static_cast<size_t>(request.nnodes)),
-        deadline_(Deadline::in(request.patience())) {
+        deadline_(Deadline::in(request.join_timeout())) {
     members_[0].hello = Hello{.run_id = request.run_id,
                               .nnodes = request.nnodes,
                               .node_rank = 0,
@@ -42,9 +42,10 @@ class Gathering {
                               .problem_status = request.problem_status};
     if (request.token.empty() && request.problem.empty()) {
       warn(compose(
-          {.what = fmt::format("this job has no token: whoever reaches port {} can join it", request.port),
+          {.what =
+               fmt::format("this job has no token: anyone who can reach port {} can join it", request.port),
            .hint = "make one with: (umask 077; openssl rand -hex 32 > job.token), copy the file to all "
-                   "nodes, and give each of them --token-file job.token"}));
+                   "nodes, and start each of them with --token-file job.token"}));
     }
   }
 
@@ -52,8 +53,8 @@ class Gathering {
     while (!complete()) {
       if (deadline_.expired()) give_up();
       wait();
-      for (auto& caller : lobby_.hear()) admit(std::move(caller));
-      hear_members();
+      for (auto& caller : lobby_.serve()) admit(std::move(caller));
+      check_members();
     }
     refuse_all_if_there_is_a_problem();
     return welcome_all();
@@ -62,7 +63,7 @@ class Gathering {
  private:
   struct Member {
     std::optional<Hello> hello;
-    std::unique_ptr<Connection> connection;  // null for ourselves
+    std::unique_ptr<Connection> connection;  // null for node 0 itself
   };
 
   bool complete() const {
@@ -76,20 +77,20 @@ class Gathering {
     for (const auto& member : members_) {
       if (member.connection) waiting.push_back({member.connection->fd(), POLLIN, 0});
     }
-    ::poll(waiting.data(), waiting.size(), deadline_.poll_timeout(lobby_.patience()));
+    ::poll(waiting.data(), waiting.size(), deadline_.poll_timeout(lobby_.longest_wait()));
   }
 
-  // A member that goes away before the job starts may come again. Until then it has nothing to say, and what
-  // it says all the same must not pile up here.
-  void hear_members() {
+  // A member that disconnects before the job starts may join again. A member that sends anything before the
+  // start is dropped, so that its lines do not accumulate here.
+  void check_members() {
     for (size_t rank = 1; rank < members_.size(); ++rank) {
       auto& member = members_[rank];
       if (!member.connection) continue;
       member.connection->receive();
-      const bool talks = member.connection->next_line().has_value();
-      if (member.connection->open() && !talks) continue;
-      complain(fmt::format("node {} ({}) {} before the job started", rank, member.hello->host,
-                           talks ? "sent something that it was not asked for and was dropped" : "went away"));
+      const bool sent_line = member.connection->next_line().has_value();
+      if (member.connection->open() && !sent_line) continue;
+      warn_limited(fmt::format("node {} ({}) {} before the job started", rank, member.hello->host,
+                               sent_line ? "sent an unexpected line and was dropped" : "disconnected"));
       member = {};
     }
   }
@@ -98,24 +99,23 @@ class Gathering {
     const auto& hello = caller.hello;
     const auto refuse = [&](const std::string& why, const std::string& hint) {
       const auto text = fmt::format("{} was refused: {}", hello.host.empty() ? "a node" : hello.host, why);
-      if (refusals_.size() < kMostComplaints) refusals_.push_back(text);
-      complain(text);
+      if (refusals_.size() < kMostMemberWarnings) refusals_.push_back(text);
+      warn_limited(text);
       lobby_.refuse(std::move(caller.connection), why, hint);
     };
     if (hello.run_id != request_.run_id) {
       return refuse(
           fmt::format("it belongs to job \"{}\", this is job \"{}\"", hello.run_id, request_.run_id),
-          "give all nodes the same --rdzv-id, and each job a port of its own");
+          "give all nodes the same --rdzv-id, and each job its own port");
     }
     if (hello.nnodes != request_.nnodes) {
-      return refuse(
-          fmt::format("it says --nnodes {}, node 0 says --nnodes {}", hello.nnodes, request_.nnodes),
-          "give all nodes the same --nnodes");
+      return refuse(fmt::format("it has --nnodes {}, node 0 has --nnodes {}", hello.nnodes, request_.nnodes),
+                    "give all nodes the same --nnodes");
     }
     const auto rank = rank_for(hello);
     if (!rank) {
       return refuse(hello.node_rank ? fmt::format("node rank {} is taken", *hello.node_rank)
-                                    : "all nodes have arrived already",
+                                    : "all nodes have joined already",
                     "give each node its own --node-rank from 0 to nnodes - 1");
     }
     caller.connection->send(encode(Ack{caller.proof}));
@@ -134,8 +134,8 @@ class Gathering {
     return std::nullopt;
   }
 
-  void complain(const std::string& text) {
-    if (++complaints_ <= kMostComplaints) warn_(text);
+  void warn_limited(const std::string& text) {
+    if (++warnings_ <= kMostMemberWarnings) warn_(text);
   }
 
   void refuse_all(const Refused& refused) {
@@ -145,7 +145,7 @@ class Gathering {
       if (member.connection) member.connection->send(encode(refused));
       connections.push_back(std::move(member.connection));
     }
-    part_from_all(connections, Deadline::in(kRefuseAllTime));
+    close_all_gracefully(connections, Deadline::in(kRefuseAllTime));
   }
 
   [[noreturn]] void give_up() {
@@ -198,7 +198,7 @@ class Gathering {
       membership.welcome.nprocs.push_back(member.hello->nproc);
       membership.welcome.hosts.push_back(member.hello->host);
     }
-    // From here the port belongs to rank 0's store. Only then may the others start their workers.
+    // Free the port for rank 0's store before the other nodes start their workers.
     lobby_.close();
     membership.reservation = std::make_unique<base::PortReservation>(base::Reach::Everyone, request_.port);
     for (size_t rank = 0; rank < members_.size(); ++rank) {
@@ -218,7 +218,7 @@ class Gathering {
   Lobby lobby_;
   std::vector<Member> members_;
   std::vector<std::string> refusals_;
-  size_t complaints_ = 0;
+  size_t warnings_ = 0;
   Deadline deadline_;
 };
 

@@ -21,7 +21,8 @@ using base::compose;
 using base::errno_text;
 using base::Fd;
 
-// True when `agent` is among the children that have ended; its status goes to `wait_status`.
+// Reaps the children that have ended. Returns true, and the status in `wait_status`, if `agent` is among
+// them.
 bool reap(pid_t agent, int& wait_status) {
   bool agent_ended = false;
   for (;;) {
@@ -46,16 +47,16 @@ int watch(pid_t agent, const Signals& signals) {
       continue;
     }
     ::kill(agent, signal);
-    // A stopped agent (SIGSTOP) must run to be able to end the job.
+    // A stopped agent (SIGSTOP) has to continue before it can end the job.
     if (is_stop_signal(signal)) ::kill(agent, SIGCONT);
-    // The agent has stopped the workers but goes on itself; we stop, and the shell shows its prompt.
+    // The agent stops the workers and keeps running; this process stops, so that the shell shows its prompt.
     if (signal == SIGTSTP) ::raise(SIGSTOP);
   }
   const size_t ended = end_descendants(std::chrono::milliseconds(0));
   if (WIFSIGNALED(wait_status)) {
     fmt::print(stderr,
                "lockstep run: the agent of this job (pid {}) {}: {} process(es) that it left were ended\n",
-               agent, describe_end(wait_status), ended);
+               agent, end_clause(wait_status), ended);
     const auto hint = hint_for_end(wait_status);
     if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
   }
@@ -69,7 +70,7 @@ int run_guarded(const std::function<int(GuardedContext)>& agent) {
   Signals signals = Signals::take_over();
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw SystemError(compose({.what = "cannot make a pipe", .evidence = errno_text(errno)}));
+    throw SystemError(compose({.what = "cannot create a pipe", .evidence = errno_text(errno)}));
   }
   Fd read_end(ends[0]);
   Fd write_end(ends[1]);
@@ -84,12 +85,12 @@ int run_guarded(const std::function<int(GuardedContext)>& agent) {
   if (pid == 0) {
     write_end.reset();
     ::setpgid(0, 0);
-    become_subreaper();  // fork does not pass it on
+    become_subreaper();  // not inherited across fork
     ::_exit(agent(GuardedContext{signals, std::move(read_end)}));
   }
   ::setpgid(pid, pid);
   read_end.reset();
-  // `write_end` stays open as long as this process lives; that is all it is for.
+  // `write_end` stays open until this process ends: the agent reads end of file when the guard has ended.
   return watch(pid, signals);
 }
 

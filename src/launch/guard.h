@@ -1,11 +1,11 @@
-// The process that the user started. It starts the agent, which does everything, and then only watches: that
-// way each of the two outlives a `kill -9` of the other and ends what is left of the job.
+// The process that the user started. It starts the agent, which does all the work, and then only watches it:
+// if either of the two is killed with `kill -9`, the other ends what is left of the job.
 //
-//   guard ── agent ── worker ── whatever the worker starts
+//   guard ── agent ── worker ── processes that the worker starts
 //
-// Agent killed: the workers get the SIGKILL that they asked the kernel for (PR_SET_PDEATHSIG), and what they
-// had started becomes the guard's, which kills it. Guard killed: the agent sees its pipe close and kills
-// everything.
+// If the agent is killed, the kernel kills the workers (PR_SET_PDEATHSIG); the processes that they had
+// started become children of the guard, which kills them. If the guard is killed, the agent reads end of file
+// from a pipe and kills everything.
 #pragma once
 
 #include <functional>
@@ -17,12 +17,12 @@ namespace lockstep::launch {
 
 struct GuardedContext {
   Signals signals;
-  base::Fd guard;  // readable (end of file) when the guard is gone
+  base::Fd guard;  // readable (end of file) once the guard has ended
 };
 
-// Forks; runs `agent` in the child, in a process group of its own, so that a Ctrl-C at the terminal reaches
-// the guard alone. The guard passes signals on. Returns, in the guard, the exit status of the agent. The
-// caller must not have threads.
+// Forks, and runs `agent` in the child in a process group of its own, so that a Ctrl-C at the terminal
+// reaches only the guard. The guard forwards signals to the agent. Returns the agent's exit status, in the
+// guard. The process must have only one thread.
 int run_guarded(const std::function<int(GuardedContext)>& agent);
 
 }  // namespace lockstep::launch

@@ -18,7 +18,7 @@ Order Job::begin() { return {.kind = Order::Kind::Start, .attempt = attempt_}; }
 std::optional<Order> Job::on(int node, const Event& event) {
   if (ended() || lost_[static_cast<size_t>(node)]) return std::nullopt;
   if (event.kind == Event::Kind::Interrupted) return on_interrupted(node, event.signal);
-  if (event.attempt != attempt_) return std::nullopt;  // said before the restart reached that node
+  if (event.attempt != attempt_) return std::nullopt;  // sent before the restart reached that node
   switch (event.kind) {
     case Event::Kind::Failed:
       return on_failed(*event.failure);
@@ -41,7 +41,7 @@ std::optional<Order> Job::on(int node, const Event& event) {
   return std::nullopt;
 }
 
-std::optional<Order> Job::on_failed(const Failure& failure) {
+std::optional<Order> Job::on_failed(const RankEnd& failure) {
   if (state_ != State::Running && state_ != State::Collecting) return std::nullopt;
   failures_.push_back(failure);
   state_ = State::Collecting;
@@ -55,9 +55,9 @@ std::optional<Order> Job::on_collected() {
 }
 
 Order Job::decide() {
-  Failure cause = choose_cause(failures_);
+  RankEnd cause = choose_cause(failures_);
   cause.culprits = find_culprits();
-  // A program that cannot be started will not start the next time either.
+  // A program that could not be started would fail again.
   restart_ = cause.not_started.empty() && attempt_ < max_restarts_;
   status_ = std::max(1, exit_status(cause.wait_status));
   return stop({.signal = SIGTERM, .failure = cause});
@@ -87,7 +87,7 @@ std::vector<Culprit> Job::find_culprits() const {
     }
     first += nprocs_[node];
   }
-  // One that waits for a rank that has ended does not answer either.
+  // A silent rank may itself be waiting for one that has ended.
   return ended.empty() ? silent : ended;
 }
 
@@ -96,7 +96,7 @@ std::optional<Order> Job::on_interrupted(int node, int signal) {
                                          : fmt::format("{} on node {} ({})", signal_name(signal), node,
                                                        hosts_[static_cast<size_t>(node)]);
   if (state_ == State::Stopping) {
-    // What was to be a restart ends here, and the user's signal is why.
+    // The signal cancels a restart, and determines the exit status then.
     if (restart_) status_ = 128 + signal;
     restart_ = false;
     return Order{.kind = Order::Kind::Stop, .attempt = attempt_, .signal = signal, .reason = reason};
@@ -139,7 +139,7 @@ Order Job::stop(Order order) {
   order.kind = Order::Kind::Stop;
   order.attempt = attempt_;
   order.restart = restart_;
-  // A node that has finished this attempt says so again when it gets the order.
+  // A node that has finished this attempt replies to the order with Stopped.
   for (size_t node = 0; node < idle_.size(); ++node) idle_[node] = false;
   return order;
 }

@@ -1,8 +1,9 @@
-// What becomes of the job: node 0's agent feeds in what happens on all nodes and gets orders for all nodes.
-// Pure; time is the caller's. One node is the same as several.
+// The state machine of a job: node 0's agent passes in the events of all nodes and gets orders for all nodes.
+// Has no side effects and no clock: the agent measures the times. Works the same for one node and for
+// several.
 //
-//   Running ──failure──> Collecting ──cause known, or collected for long enough──> Stopping ──> Running again
-//      └──all finished──────────────────────────────────────────────────────────────┴──> Ended
+//   Running ──failure──> Collecting ──cause known, or kCollectMs have passed──> Stopping ──> Running again
+//      └──all finished───────────────────────────────────────────────────────────┴──> Ended
 #pragma once
 
 #include <map>
@@ -16,18 +17,18 @@ namespace lockstep::launch {
 
 class Job {
  public:
-  // How long to wait for the cause after the first failure that says that it is a consequence of another.
+  // How long to wait for the cause after the first failure that is a consequence of another.
   static constexpr int kCollectMs = 300;
 
-  // `welcome`: of any of the nodes.
+  // `welcome`: that of any node.
   explicit Job(const Welcome& welcome);
 
-  // Each returns the order that all nodes are to get now, if any.
+  // Each returns the order to send to all nodes, if any.
   Order begin();
   std::optional<Order> on(int node, const Event& event);
   std::optional<Order> on_lost(int node, const std::string& why);
   std::optional<Order> on_collected();
-  // The nodes have had all the time there is to stop: those that have not are lost.
+  // The time to stop has passed: nodes that have not stopped are lost.
   std::optional<Order> on_overdue();
 
   bool stopping() const { return state_ == State::Stopping; }
@@ -37,14 +38,14 @@ class Job {
  private:
   enum class State { Running, Collecting, Stopping, Ended };
 
-  std::optional<Order> on_failed(const Failure& failure);
+  std::optional<Order> on_failed(const RankEnd& failure);
   std::optional<Order> on_interrupted(int node, int signal);
   void on_left(int node, int rank, int64_t pid);
   Order decide();
-  // Whom to name in place of the failed ranks; none when one of those is the cause.
+  // The ranks to blame instead of the failed ones; empty if a failed rank is the cause.
   std::vector<Culprit> find_culprits() const;
   Order stop(Order order);
-  // The next order once every node that is left has stopped.
+  // The next order, once all nodes that are not lost have stopped.
   std::optional<Order> when_all_stopped();
 
   std::vector<std::string> hosts_;
@@ -53,12 +54,12 @@ class Job {
 
   State state_ = State::Running;
   int attempt_ = 0;
-  std::vector<Failure> failures_;
-  std::map<int, int64_t> left_;  // ranks that have ended with status 0, and their pids
-  std::vector<bool> idle_;       // by node: nothing of this attempt runs there
-  std::vector<bool> lost_;       // by node: its agent is gone
-  bool restart_ = false;         // in Stopping: what comes after it
-  int status_ = 0;               // in Stopping: with which status the job ends
+  std::vector<RankEnd> failures_;
+  std::map<int, int64_t> left_;  // pids of ranks that have ended with status 0
+  std::vector<bool> idle_;       // by node: no process of this attempt is running there
+  std::vector<bool> lost_;       // by node: its agent is lost
+  bool restart_ = false;         // in Stopping: whether the workers are started again afterwards
+  int status_ = 0;               // in Stopping: the exit status of the job
 };
 
 }  // namespace lockstep::launch

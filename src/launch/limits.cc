@@ -21,7 +21,7 @@ namespace {
 
 using base::compose;
 
-// stdout, stderr, note; and four more while one is being started.
+// stdout, stderr and note. Starting a worker takes four more, which are part of kFilesBesides.
 constexpr rlim_t kFilesPerWorker = 3;
 constexpr rlim_t kFilesBesides = 64;
 
@@ -56,15 +56,15 @@ int parse_nproc(const std::string& text) {
     throw UsageError(
         compose({.what = "--nproc-per-node gpu",
                  .evidence = "there is no GPU that this process may use",
-                 .hint = "--nproc-per-node auto takes the GPUs if there are any, else the cores"}));
+                 .hint = "--nproc-per-node auto uses the GPUs if there are any, otherwise the cores"}));
   }
   const auto number = base::parse_int(text);
   if (!number || *number < 1 || *number > kMostWorkersPerNode) {
     throw UsageError(compose(
-        {.what = fmt::format("--nproc-per-node \"{}\" is not usable", text),
+        {.what = fmt::format("--nproc-per-node \"{}\" is invalid", text),
          .evidence =
              fmt::format("it must be a number from 1 to {}, or auto, cpu or gpu", kMostWorkersPerNode),
-         .hint = fmt::format("this machine has {} core(s); --nproc-per-node auto starts one worker on each",
+         .hint = fmt::format("this machine has {} core(s); --nproc-per-node auto starts one worker per core",
                              available_cores())}));
   }
   return static_cast<int>(*number);
@@ -73,11 +73,11 @@ int parse_nproc(const std::string& text) {
 void make_room_for(int nproc, int nnodes) {
   const auto workers = static_cast<rlim_t>(nproc);
   rlimit processes{};
-  // Root is exempt from this one.
+  // This limit does not apply to root.
   if (::geteuid() != 0 && ::getrlimit(RLIMIT_NPROC, &processes) == 0 && processes.rlim_cur < workers) {
     throw UsageError(compose({.what = fmt::format("cannot start {} workers", nproc),
                               .evidence = fmt::format("this user may run {} processes", processes.rlim_cur),
-                              .hint = "raise ulimit -u, or start fewer"}));
+                              .hint = "raise ulimit -u, or start fewer workers"}));
   }
   const rlim_t needed = workers * kFilesPerWorker + static_cast<rlim_t>(nnodes) + kFilesBesides;
   rlimit files{};
@@ -85,8 +85,8 @@ void make_room_for(int nproc, int nnodes) {
   if (files.rlim_max < needed) {
     throw UsageError(compose(
         {.what = fmt::format("cannot start {} workers", nproc),
-         .evidence = fmt::format("they need {} open files, and {} are allowed", needed, files.rlim_max),
-         .hint = "raise ulimit -n, or start fewer"}));
+         .evidence = fmt::format("they need {} open files, but only {} are allowed", needed, files.rlim_max),
+         .hint = "raise ulimit -n, or start fewer workers"}));
   }
   files.rlim_cur = needed;
   ::setrlimit(RLIMIT_NOFILE, &files);

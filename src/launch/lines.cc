@@ -6,7 +6,7 @@ namespace lockstep::launch {
 
 namespace {
 
-// The length of the first line in `text`, its newline included.
+// The length of the first line in `text`, including its newline.
 size_t first_line_bytes(std::string_view text) {
   const auto newline = text.find('\n');
   return newline == std::string_view::npos ? text.size() : newline + 1;

@@ -1,4 +1,4 @@
-// From bytes to lines: what the output thread does with the text of the workers. Pure.
+// Splits the workers' output into lines for the output thread. No side effects.
 #pragma once
 
 #include <deque>
@@ -8,16 +8,16 @@
 
 namespace lockstep::launch {
 
-// Holds the bytes of one stream back until a line is complete.
+// Buffers the bytes of one stream until a line is complete.
 class LineAssembler {
  public:
-  // An unfinished line longer than this is handed out in pieces, so that memory stays bounded.
+  // A longer unfinished line is returned in pieces, so that memory stays bounded.
   static constexpr size_t kMostBytes = 64 * 1024;
 
   void add(std::string_view bytes) { held_.append(bytes); }
-  // All complete lines, newlines included; also an unfinished line that has grown too long.
+  // All complete lines with their newlines, and an unfinished line that has become too long.
   std::string take_complete();
-  // Everything, finished or not.
+  // Everything, including an unfinished line.
   std::string take_all();
   bool empty() const { return held_.empty(); }
 
@@ -25,9 +25,9 @@ class LineAssembler {
   std::string held_;
 };
 
-// Puts a prefix before each line of several sources that share one file, and never lets text of one source
-// stand in a line of another: an unfinished line is ended when another source speaks, and continued without
-// a new prefix when its own source does.
+// Prefixes the lines of several sources that are written to one file, and never mixes two sources in one
+// line: if another source writes, an unfinished line is ended with a newline; if the same source does, it is
+// continued without a new prefix.
 class Prefixer {
  public:
   static constexpr int kNobody = -1;
@@ -38,7 +38,7 @@ class Prefixer {
   int unfinished_by_ = kNobody;
 };
 
-// The last lines of a rank, each cut to a bounded length.
+// The last lines of a rank, each truncated to a maximum length.
 class Tail {
  public:
   static constexpr size_t kMostLines = 20;

@@ -18,18 +18,19 @@ using namespace std::chrono_literals;
 using base::compose;
 using base::Deadline;
 
-// A caller that has not introduced itself by then is not one of ours.
+// A caller that has not sent a hello within this time is dropped.
 constexpr auto kHelloTime = 10s;
-// With more, the oldest has to go. Ours speak within a round trip, so it is not one of them.
+// If there are more, the oldest is dropped. Nodes of the job send their hello within a round trip, so it is
+// not one of them.
 constexpr size_t kMostStrangers = 256;
-// So that callers are also heard while others keep coming.
+// So that callers are also served while new connections keep arriving.
 constexpr int kMostAcceptedAtOnce = 64;
-// For a refusal to arrive.
-constexpr auto kLeaveTime = 1s;
-constexpr size_t kMostLeaving = 64;
-// When the kernel has no descriptor for another connection.
+// For a refusal to be delivered.
+constexpr auto kRefusalTime = 1s;
+constexpr size_t kMostClosing = 64;
+// After accept(2) failed because no descriptor was left.
 constexpr auto kAcceptPause = 100ms;
-constexpr int kMostStrangersTold = 20;
+constexpr int kMostStrangerWarnings = 20;
 
 std::string address_of(const sockaddr_storage& address, socklen_t size) {
   char text[NI_MAXHOST];
@@ -38,7 +39,7 @@ std::string address_of(const sockaddr_storage& address, socklen_t size) {
     return "an unknown address";
   }
   const std::string name = text;
-  return name.starts_with("::ffff:") ? name.substr(7) : name;  // IPv4 through our socket for both
+  return name.starts_with("::ffff:") ? name.substr(7) : name;  // IPv4 over the IPv6 socket
 }
 
 }  // namespace
@@ -55,19 +56,19 @@ void Lobby::add_to(std::vector<pollfd>& waiting) const {
   };
   if (!accept_again_) waiting.push_back({listener_.get(), POLLIN, 0});
   for (const auto& stranger : strangers_) add(*stranger.connection);
-  for (const auto& leaving : leaving_) add(*leaving.connection);
+  for (const auto& closing : closing_) add(*closing.connection);
 }
 
-std::chrono::milliseconds Lobby::patience() const {
+std::chrono::milliseconds Lobby::longest_wait() const {
   std::chrono::milliseconds longest = 1h;
   if (accept_again_) longest = accept_again_->remaining();
-  // The first of each list is the first to be due.
+  // The first entry of each list expires first.
   if (!strangers_.empty()) longest = std::min(longest, strangers_.front().until.remaining());
-  if (!leaving_.empty()) longest = std::min(longest, leaving_.front().until.remaining());
+  if (!closing_.empty()) longest = std::min(longest, closing_.front().until.remaining());
   return longest;
 }
 
-std::vector<Caller> Lobby::hear() {
+std::vector<Caller> Lobby::serve() {
   if (accept_again_ && accept_again_->expired()) accept_again_.reset();
   if (!accept_again_) accept_some();
 
@@ -78,21 +79,20 @@ std::vector<Caller> Lobby::hear() {
     stranger.connection->flush();
     stranger.connection->receive();
     if (const auto line = stranger.connection->next_line()) {
-      if (auto caller = judge(*line, std::move(stranger))) callers.push_back(std::move(*caller));
+      if (auto caller = check_hello(*line, std::move(stranger))) callers.push_back(std::move(*caller));
     } else if (!stranger.connection->open()) {
-      const auto& trouble = stranger.connection->trouble();
-      complain(stranger, "closed without introducing itself" + (trouble.empty() ? "" : ": " + trouble));
+      const auto& trouble = stranger.connection->close_reason();
+      warn_limited(stranger, "was closed without a hello" + (trouble.empty() ? "" : ": " + trouble));
     } else if (stranger.until.expired()) {
-      complain(stranger,
-               fmt::format("did not introduce itself within {} s and was dropped", kHelloTime.count()));
+      warn_limited(stranger, fmt::format("sent no hello within {} s and was dropped", kHelloTime.count()));
     } else {
       strangers_.push_back(std::move(stranger));
     }
   }
 
-  for (auto& leaving : leaving_) leaving.connection->part();
-  std::erase_if(leaving_,
-                [](const auto& leaving) { return !leaving.connection->open() || leaving.until.expired(); });
+  for (auto& closing : closing_) closing.connection->close_gracefully();
+  std::erase_if(closing_,
+                [](const auto& closing) { return !closing.connection->open() || closing.until.expired(); });
   return callers;
 }
 
@@ -103,25 +103,27 @@ void Lobby::accept_some() {
     base::Fd socket(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size,
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
-      ask(std::move(socket), address_of(address, size));
+      challenge(std::move(socket), address_of(address, size));
     } else if (errno == EAGAIN) {
       return;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // The connection stays in the queue and the listener readable: asking again at once would be all we do.
+      // The connection stays in the queue, so the listener stays readable: without a pause this would be a
+      // busy loop.
       accept_again_ = Deadline::in(kAcceptPause);
       const auto why = base::errno_text(errno);
       if (strangers_.empty()) {
-        complain(fmt::format("cannot accept a connection to port {}: {}\nhint: raise ulimit -n", port_, why));
+        warn_limited(
+            fmt::format("cannot accept a connection to port {}: {}\nhint: raise ulimit -n", port_, why));
       }
       evict_oldest(why);
       return;
     }
-    // Otherwise this one has gone again; the next may be well.
+    // On any other error, this connection has ended already: try the next one.
   }
 }
 
-void Lobby::ask(base::Fd socket, std::string from) {
-  if (strangers_.size() >= kMostStrangers) evict_oldest("there are too many like it");
+void Lobby::challenge(base::Fd socket, std::string from) {
+  if (strangers_.size() >= kMostStrangers) evict_oldest("there are too many such connections");
   Stranger stranger{.connection = std::make_unique<Connection>(std::move(socket)),
                     .from = std::move(from),
                     .nonce = base::make_nonce(),
@@ -130,20 +132,21 @@ void Lobby::ask(base::Fd socket, std::string from) {
   strangers_.push_back(std::move(stranger));
 }
 
-std::optional<Caller> Lobby::judge(const std::string& line, Stranger stranger) {
+std::optional<Caller> Lobby::check_hello(const std::string& line, Stranger stranger) {
   const auto hello = decode_hello(line);
   if (!hello) {
-    complain(stranger, "is not from a lockstep agent and was dropped");
+    warn_limited(stranger, "is not from a lockstep agent and was dropped");
     return std::nullopt;
   }
   const auto turn_away = [&](const std::string& why, const std::string& hint) {
-    complain(stranger, fmt::format("was refused: {}\nhint: {}", why, hint));
+    warn_limited(stranger, fmt::format("was refused: {}\nhint: {}", why, hint));
     refuse(std::move(stranger.connection), why, hint);
     return std::nullopt;
   };
   if (hello->version != kProtocolVersion) {
-    return turn_away(fmt::format("it speaks protocol {}, this one {}", hello->version, kProtocolVersion),
-                     "install the same version of lockstep on all nodes");
+    return turn_away(
+        fmt::format("it uses protocol version {}, this job version {}", hello->version, kProtocolVersion),
+        "install the same version of lockstep on all nodes");
   }
   if (!token_.proves(hello->proof, kFollower, stranger.nonce, hello->nonce)) {
     const bool both = hello->has_token && !token_.empty();
@@ -164,35 +167,36 @@ void Lobby::refuse(std::unique_ptr<Connection> connection, const std::string& wh
                               .evidence = why,
                               .hint = hint}),
                      2}));
-  connection->part();
-  if (leaving_.size() >= kMostLeaving) leaving_.erase(leaving_.begin());
-  leaving_.push_back({std::move(connection), Deadline::in(kLeaveTime)});
+  connection->close_gracefully();
+  if (closing_.size() >= kMostClosing) closing_.erase(closing_.begin());
+  closing_.push_back({std::move(connection), Deadline::in(kRefusalTime)});
 }
 
 void Lobby::close() {
   strangers_.clear();
   listener_.reset();
   std::vector<std::unique_ptr<Connection>> rest;
-  for (auto& leaving : leaving_) rest.push_back(std::move(leaving.connection));
-  leaving_.clear();
-  part_from_all(rest, Deadline::in(200ms));
+  for (auto& closing : closing_) rest.push_back(std::move(closing.connection));
+  closing_.clear();
+  close_all_gracefully(rest, Deadline::in(200ms));
 }
 
 void Lobby::evict_oldest(const std::string& why) {
   if (strangers_.empty()) return;
-  complain(strangers_.front(), fmt::format("did not introduce itself and was dropped: {}", why));
+  warn_limited(strangers_.front(), fmt::format("sent no hello and was dropped: {}", why));
   strangers_.erase(strangers_.begin());
 }
 
-void Lobby::complain(const Stranger& stranger, const std::string& what) {
-  complain(fmt::format("a connection to port {} from {} {}", port_, stranger.from, what));
+void Lobby::warn_limited(const Stranger& stranger, const std::string& what) {
+  warn_limited(fmt::format("a connection to port {} from {} {}", port_, stranger.from, what));
 }
 
-void Lobby::complain(const std::string& text) {
-  if (++complaints_ <= kMostStrangersTold) warn_(text);
-  if (complaints_ == kMostStrangersTold) {
-    warn_(fmt::format("more that do not belong to this job are turned away from port {} without a word",
-                      port_));
+void Lobby::warn_limited(const std::string& text) {
+  if (++warnings_ <= kMostStrangerWarnings) warn_(text);
+  if (warnings_ == kMostStrangerWarnings) {
+    warn_(fmt::format(
+        "further connections to port {} that do not belong to this job are dropped without a warning",
+        port_));
   }
 }
 

@@ -18,13 +18,14 @@ namespace {
 using namespace std::chrono_literals;
 using base::Reach;
 
-// Node 0's listening socket; empty when another agent of the job on this machine was faster.
+// The listening socket if this agent is node 0; empty if it is not, or if another agent of the job on this
+// machine was faster.
 base::Fd try_to_lead(const JoinRequest& request, const Warn& warn) {
   const bool here = base::is_this_machine(request.address);
   if (request.node_rank) {
     if (*request.node_rank != 0) return {};
     if (!here) {
-      // It may be the name of a service in front of this machine.
+      // Not an error: it may be the name of a service that forwards to this machine.
       warn(fmt::format("this is node 0, but {} is not an address of this machine", request.address));
     }
     return base::listen_on(Reach::Everyone, request.port);
@@ -33,14 +34,14 @@ base::Fd try_to_lead(const JoinRequest& request, const Warn& warn) {
   try {
     return base::listen_on(Reach::Everyone, request.port);
   } catch (const SystemError&) {
-    return {};  // connecting will show who listens there
+    return {};  // the handshake will show whether it is node 0 that listens there
   }
 }
 
 }  // namespace
 
-std::chrono::milliseconds JoinRequest::patience() const {
-  // With a problem, it tries only for a moment to tell the others.
+std::chrono::milliseconds JoinRequest::join_timeout() const {
+  // A node with a problem tries only briefly to report it.
   return problem.empty() ? timeout : std::min<std::chrono::milliseconds>(timeout, 5s);
 }
 

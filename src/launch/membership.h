@@ -1,5 +1,6 @@
-// How the agents of several nodes find each other: node 0 listens at the job's address and port, the others
-// connect, and when all have arrived each knows its node rank and everybody's number of workers.
+// How the agents of several nodes find each other: node 0 listens on the job's address and port, and the
+// others connect to it. Once all have joined, each knows its node rank and the number of workers of every
+// node.
 #pragma once
 
 #include <chrono>
@@ -19,35 +20,35 @@ namespace lockstep::launch {
 
 struct JoinRequest {
   int nnodes = 1;
-  std::optional<int>
-      node_rank;        // none: whoever can listen at the address is node 0, the others as they arrive
+  // nullopt: the agent that can listen on the address is node 0, the others are numbered in order of arrival.
+  std::optional<int> node_rank;
   std::string address;  // of node 0
   uint16_t port = 0;
   std::string run_id;
   int nproc = 1;
-  int max_restarts = 0;  // node 0's counts
+  int max_restarts = 0;  // node 0's value applies
   std::chrono::milliseconds timeout{};
-  std::chrono::milliseconds node_timeout{};  // node 0's counts
+  std::chrono::milliseconds node_timeout{};  // node 0's value applies
   std::chrono::milliseconds grace{};         // of this node's workers
-  base::Token token;                         // empty: whoever comes is admitted
-  // This node cannot take part (its program does not exist); it comes only to say so, that the others need
-  // not wait.
+  base::Token token;                         // empty: every node without a token is admitted
+  // Why this node cannot run its part of the job (its program does not exist). It joins only to report the
+  // problem, so that the other nodes do not wait for it.
   std::string problem;
   int problem_status = 1;
 
-  // How long to try.
-  std::chrono::milliseconds patience() const;
+  // How long to wait for the other nodes.
+  std::chrono::milliseconds join_timeout() const;
 };
 
 struct Membership {
   Welcome welcome;
   std::string master_addr;
   uint16_t master_port = 0;
-  // Node 0 only: keeps the port for rank 0's store as long as the job lives.
+  // Node 0 only: reserves the port of rank 0's store for the duration of the job.
   std::unique_ptr<base::PortReservation> reservation;
-  // Node 0 only: of the workers of all nodes.
+  // Node 0 only: the longest grace period of all nodes.
   std::chrono::milliseconds longest_grace{};
-  // Node 0: one for each node, its own null. The others: the one to node 0.
+  // On node 0: one for each node, null for itself. On the others: the one to node 0.
   std::vector<std::unique_ptr<Connection>> connections;
 
   int node_rank() const { return welcome.node_rank; }
@@ -57,12 +58,13 @@ struct Membership {
   int world_size() const;
 };
 
-// A job of one node: no connections. `port` 0 chooses a free one. Throws SystemError when the port is taken.
+// The membership of a job with one node, without connections. `port` 0 chooses a free port. Throws
+// SystemError if the port is in use.
 Membership alone(int nproc, int max_restarts, uint16_t port);
 
-// Blocks until all nodes are there. `warn` gets a line for each connection that was turned away; it may be
-// called from this thread at any time. Throws TimeoutError naming the nodes that are missing, CannotStart
-// when a node was refused or has a problem, SystemError when the port is taken.
+// Blocks until all nodes have joined. Calls `warn` on this thread for each connection that it rejects. Throws
+// TimeoutError, which names the missing nodes; CannotStart if this node was refused or a node has a problem;
+// SystemError if the port is in use.
 Membership join(const JoinRequest& request, const Warn& warn);
 
 }  // namespace lockstep::launch

@@ -10,12 +10,12 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
   std::string best;
   size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
   for (const auto& candidate : candidates) {
-    // A beginning, give or take its last letter, is as good as one slip.
+    // A prefix of the candidate, with or without its last letter, counts as one edit.
     if (word.size() > 5 && candidate.starts_with(word.substr(0, word.size() - 1)) && best_distance > 1) {
       best = candidate;
       best_distance = 1;
     }
-    // Levenshtein's distance, one row at a time.
+    // Levenshtein distance, one row at a time.
     std::vector<size_t> row(candidate.size() + 1);
     std::iota(row.begin(), row.end(), size_t{0});
     for (size_t i = 0; i < word.size(); ++i) {

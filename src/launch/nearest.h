@@ -1,4 +1,4 @@
-// What a typing error on the command line most likely meant. Pure.
+// Suggests a correction for a typo on the command line. No side effects.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace lockstep::launch {
 
-// The candidate nearest to `word`; empty when none is near.
+// The candidate most similar to `word`; empty if none is similar.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 }  // namespace lockstep::launch

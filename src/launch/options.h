@@ -1,4 +1,4 @@
-// What `lockstep run` was asked to do.
+// The options of `lockstep run`.
 #pragma once
 
 #include <chrono>
@@ -12,10 +12,10 @@
 
 namespace lockstep::launch {
 
-// torchrun's --tee: 0 none, 1 stdout, 2 stderr, 3 both; for all workers or by local rank.
+// torchrun's --tee: 0 nothing, 1 stdout, 2 stderr, 3 both; for all workers or by local rank.
 struct Tee {
   int all = 3;
-  std::map<int, int> by_local_rank;  // when not empty, workers that are not in it show nothing
+  std::map<int, int> by_local_rank;  // if not empty, 0 for the workers that are not listed
 
   int of(int local_rank) const {
     if (by_local_rank.empty()) return all;
@@ -26,11 +26,11 @@ struct Tee {
 
 struct RunOptions {
   int nproc = 1;
-  bool nproc_by_default = false;  // nobody has said how many
+  bool nproc_by_default = false;  // the user has not given a number
   int nnodes = 1;
   std::optional<int> node_rank;
   std::string address;  // of node 0; empty for a job of one node
-  uint16_t port = 0;    // 0: choose a free one (one node only)
+  uint16_t port = 0;    // 0: choose a free port (one node only)
   std::string run_id = "none";
   int max_restarts = 0;
   std::string log_dir;  // empty: no log files
@@ -38,7 +38,7 @@ struct RunOptions {
   std::chrono::milliseconds grace{};
   std::chrono::milliseconds timeout{};
   std::chrono::milliseconds node_timeout{};
-  base::Token token;  // that the user gave; empty for none
+  base::Token token;  // given by the user; empty if none was given
   bool bind = true;
   bool heap = true;
   std::optional<int> threads;

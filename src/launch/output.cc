@@ -27,20 +27,20 @@ using base::compose;
 using base::errno_text;
 using Clock = base::Deadline::Clock;
 
-// An unfinished line is shown after this time: a prompt, a progress bar.
+// An unfinished line (a prompt, a progress bar) is shown after this time.
 constexpr auto kIdle = 200ms;
-// Read at most this much of one stream before the others get their turn, also when catching up for a message.
+// The most bytes to read from one stream before the others are read, also before one of our own lines.
 constexpr size_t kTurnBytes = 1 << 20;
-constexpr int kOurselves = -2;
+constexpr int kLauncher = -2;
 
-// 0, or the errno.
+// Returns 0 or an errno.
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written > 0) {
       text.remove_prefix(static_cast<size_t>(written));
     } else if (written < 0 && errno == EAGAIN) {
-      pollfd waiting{fd, POLLOUT, 0};  // whoever gave us this file made it non-blocking
+      pollfd waiting{fd, POLLOUT, 0};  // the file may have been made non-blocking by another process
       ::poll(&waiting, 1, -1);
     } else if (written < 0 && errno != EINTR) {
       return errno;
@@ -69,7 +69,7 @@ bool same_file(int a, int b) {
 
 base::Fd make_eventfd() {
   base::Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!fd) throw SystemError(compose({.what = "cannot make an eventfd", .evidence = errno_text(errno)}));
+  if (!fd) throw SystemError(compose({.what = "cannot create an eventfd", .evidence = errno_text(errno)}));
   return fd;
 }
 
@@ -80,7 +80,7 @@ Terminal::Terminal(int fd, std::shared_ptr<Prefixer> prefixer)
 
 bool Terminal::write(int source, int rank, std::string_view text) {
   if (closed_) return true;
-  const std::string prefix = source == kOurselves ? "" : prefix_of(rank, colour_);
+  const std::string prefix = source == kLauncher ? "" : prefix_of(rank, colour_);
   if (write_all(fd_, prefixer_->format(source, prefix, text)) == 0) return true;
   closed_ = true;
   return false;
@@ -95,8 +95,8 @@ RankLog::RankLog(const std::string& path, int attempt)
   }
   struct stat status {};
   if (::fstat(file_.get(), &status) == 0 && status.st_size > 0) {
-    write(kOurselves, fmt::format("=== lockstep run: attempt {}, {:%F %T} ===\n", attempt + 1,
-                                  fmt::localtime(std::time(nullptr))));
+    write(kLauncher, fmt::format("=== lockstep run: attempt {}, {:%F %T} ===\n", attempt + 1,
+                                 fmt::localtime(std::time(nullptr))));
   }
 }
 
@@ -113,7 +113,7 @@ Output::Output()
     : wake_(make_eventfd()),
       done_(make_eventfd()),
       out_(STDOUT_FILENO, std::make_shared<Prefixer>()),
-      // On one terminal an unfinished line of stdout is also in the way of stderr.
+      // Shared below if both are the same terminal, where an unfinished line of stdout also affects stderr.
       err_(STDERR_FILENO, std::make_shared<Prefixer>()) {
   if (same_file(STDOUT_FILENO, STDERR_FILENO)) {
     const auto shared = std::make_shared<Prefixer>();
@@ -138,7 +138,7 @@ void Output::post(std::function<void()> command) {
 }
 
 void Output::attach(int rank, base::Fd out, base::Fd err, int tee, std::shared_ptr<RankLog> log) {
-  // std::function wants copyable captures.
+  // A shared_ptr, because std::function requires copyable captures.
   auto streams = std::make_shared<std::vector<std::unique_ptr<Stream>>>();
   streams->push_back(std::make_unique<Stream>(
       Stream{2 * rank, rank, std::move(out), (tee & 1) != 0 ? &out_ : nullptr, log, {}, {}}));
@@ -151,17 +151,17 @@ void Output::attach(int rank, base::Fd out, base::Fd err, int tee, std::shared_p
   });
 }
 
-void Output::say(std::string text) {
+void Output::print(std::string text) {
   post([this] { read_all(); });
-  say_at_once(std::move(text));
+  print_ahead(std::move(text));
 }
 
-void Output::say_at_once(std::string text) {
+void Output::print_ahead(std::string text) {
   if (!text.ends_with('\n')) text += '\n';
-  post([this, text = std::move(text)] { say_now(text); });
+  post([this, text = std::move(text)] { write_own(text); });
 }
 
-void Output::keep(int rank, std::string text) {
+void Output::append_to_log(int rank, std::string text) {
   if (!text.ends_with('\n')) text += '\n';
   post([this, rank, text = std::move(text)] {
     read_all();
@@ -174,13 +174,13 @@ std::vector<std::string> Output::last_lines(int rank, std::chrono::milliseconds 
   auto lines = promise->get_future();
   post([this, rank, promise] {
     read_all();
-    // The rank has ended: nobody will finish its line, even when a child of it keeps the pipe open.
+    // The rank has ended, so its last line is complete, even if a child of it still has the pipe open.
     for (const auto& stream : streams_) {
       if (stream->rank == rank) deliver(*stream, stream->lines.take_all());
     }
     promise->set_value(tails_[rank].lines());
   });
-  // The thread may be blocked on a reader that has gone to sleep; a report without the lines is better than
+  // The thread may be blocked by a reader that has stopped reading; a report without the lines is better than
   // none.
   if (lines.wait_for(at_most) != std::future_status::ready) return {};
   return lines.get();
@@ -195,7 +195,7 @@ void Output::run() {
     std::vector<pollfd> waiting{{wake_.get(), POLLIN, 0}};
     for (const auto& stream : streams_) waiting.push_back({stream->fd.get(), POLLIN, 0});
     ::poll(waiting.data(), waiting.size(), poll_timeout_ms());
-    // Before reading, for the sake of say_at_once. It may add streams, at the end.
+    // Before reading, because of print_ahead(). May append streams, which were not polled.
     if (waiting[0].revents != 0) run_commands();
     for (size_t i = 0; i + 1 < waiting.size(); ++i) {
       if (waiting[i + 1].revents != 0) read_from(*streams_[i]);
@@ -265,17 +265,17 @@ void Output::deliver(Stream& stream, const std::string& text) {
   if (text.empty()) return;
   tails_[stream.rank].add(stream.source, text);
   if (stream.log != nullptr && !stream.log->write(stream.source, text)) {
-    say_now(fmt::format("lockstep run: warning: cannot write to {} any more: {}; the job goes on\n",
-                        stream.log->path(), errno_text(errno)));
+    write_own(fmt::format("lockstep run: warning: cannot write to {} any more: {}; the job continues\n",
+                          stream.log->path(), errno_text(errno)));
   }
   if (stream.terminal != nullptr && !stream.terminal->write(stream.source, stream.rank, text)) {
     const bool is_out = stream.terminal == &out_;
-    say_now(fmt::format(
-        "lockstep run: warning: {} is closed: what the workers write there is dropped; the job goes on\n",
+    write_own(fmt::format(
+        "lockstep run: warning: {} is closed: what the workers write there is dropped; the job continues\n",
         is_out ? "stdout" : "stderr"));
   }
 }
 
-void Output::say_now(const std::string& text) { err_.write(kOurselves, -1, text); }
+void Output::write_own(const std::string& text) { err_.write(kLauncher, -1, text); }
 
 }  // namespace lockstep::launch

@@ -1,10 +1,10 @@
-// What the workers print: to our stdout and stderr line by line with the rank before it, to a log file per
-// rank, and the last lines kept for a report.
+// The output of the workers: written to our stdout and stderr line by line with the rank as prefix, to a log
+// file per rank, and the last lines kept for a report.
 //
-// Reading and writing happen on a thread of its own, since writing to a terminal or a full pipe may block for
-// as long as the reader likes, and supervision must go on meanwhile. A worker that prints more than is read
-// blocks in its own write, as without a launcher. All functions may be called from any thread; none blocks
-// unless it says so.
+// A separate thread reads and writes, because a write to a terminal or a full pipe can block indefinitely,
+// and the agent must keep supervising the workers. A worker that prints faster than its output is read blocks
+// in its own write, as it would without a launcher. All functions of Output may be called from any thread and
+// do not block unless documented otherwise.
 #pragma once
 
 #include <chrono>
@@ -24,12 +24,12 @@
 
 namespace lockstep::launch {
 
-// One of our own output files. Used by the output thread only.
+// Our stdout or stderr. Used by the output thread only.
 class Terminal {
  public:
   Terminal(int fd, std::shared_ptr<Prefixer> prefixer);
 
-  // Blocks. False, once, when it turns out that nobody reads any more.
+  // Blocks. Returns false once, for the first write that fails because nobody reads any more.
   bool write(int source, int rank, std::string_view text);
 
  private:
@@ -39,13 +39,13 @@ class Terminal {
   std::shared_ptr<Prefixer> prefixer_;
 };
 
-// A rank's log file: both streams, no prefixes.
+// The log file of a rank: stdout and stderr, without prefixes.
 class RankLog {
  public:
-  // Creates or appends; a file that has text already gets a line that says that another run begins here.
-  // Throws SystemError.
+  // Creates the file or appends to it; in a file that is not empty, a line marks the beginning of the new
+  // run. Throws SystemError.
   RankLog(const std::string& path, int attempt);
-  // False, once, when the text could not be written; nothing more is written then.
+  // Returns false once, with errno set, when a write fails; later text is discarded.
   bool write(int source, std::string_view text);
   const std::string& path() const { return path_; }
 
@@ -62,24 +62,26 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  // From now on, `out` and `err` of this rank. `tee`: 1 shows stdout, 2 stderr, 3 both, 0 none. `log` may be
-  // null.
+  // Starts reading `out` and `err` of this rank. `tee`: 1 shows stdout, 2 stderr, 3 both, 0 neither. `log`
+  // may be null.
   void attach(int rank, base::Fd out, base::Fd err, int tee, std::shared_ptr<RankLog> log);
-  // A line or several of our own, to stderr, after all that the workers have written up to now.
-  void say(std::string text);
-  // The same, but ahead of what the workers have written and nobody has read yet: what they say of their end,
-  // when they are told to stop, comes after the reason.
-  void say_at_once(std::string text);
-  // In the log file of a rank, if it has one, after all that the rank has written.
-  void keep(int rank, std::string text);
-  // Of a rank that has ended. Blocks, for `at_most`, until all that it has written has been read.
+  // Writes one or more lines of our own to stderr, after everything that the workers have written so far.
+  void print(std::string text);
+  // The same, but before worker output that has not been read yet: the reason for a stop appears before what
+  // the workers print when they are stopped.
+  void print_ahead(std::string text);
+  // Appends text to the log file of a rank, if it has one, after everything that the rank has written.
+  void append_to_log(int rank, std::string text);
+  // The last lines of a rank that has ended. Blocks until its output has been read, but not longer than
+  // `at_most`.
   std::vector<std::string> last_lines(int rank, std::chrono::milliseconds at_most);
 
-  // Reads what is left, writes all, and ends the thread. done_fd() becomes readable then.
+  // Reads the remaining output, writes everything, and ends the thread. done_fd() becomes readable
+  // afterwards.
   void finish();
   int done_fd() const { return done_.get(); }
-  // Then, either wait for the end of the thread, or give up on it, since it may be blocked: after that the
-  // process must be ended with _exit.
+  // After finish(): either wait for the thread, or abandon it if it is blocked; the process must then end
+  // with _exit().
   void join() { thread_.join(); }
   void abandon() { thread_.detach(); }
 
@@ -98,12 +100,12 @@ class Output {
   void run();
   void run_commands();
   int poll_timeout_ms() const;
-  // Reads once; false when there is nothing more for now.
+  // Reads once. Returns false if nothing more can be read now.
   bool read_from(Stream& stream);
   void read_all();
   void flush_idle();
   void deliver(Stream& stream, const std::string& text);
-  void say_now(const std::string& text);
+  void write_own(const std::string& text);
 
   base::Fd wake_;
   base::Fd done_;
@@ -113,7 +115,7 @@ class Output {
   std::mutex mutex_;  // guards commands_
   std::deque<std::function<void()>> commands_;
 
-  // The output thread's own.
+  // Used by the output thread only.
   std::vector<std::unique_ptr<Stream>> streams_;
   std::map<int, Tail> tails_;
   std::map<int, std::shared_ptr<RankLog>> logs_;

@@ -15,7 +15,7 @@ namespace {
 using base::compose;
 using base::errno_text;
 
-// 0 when `path` can be executed, otherwise the errno that says why not.
+// 0 if `path` can be executed, otherwise the errno of the reason.
 int obstacle(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return errno;
@@ -28,15 +28,14 @@ std::string hint_for(const std::string& name, int error_number) {
   const bool python = name.ends_with(".py");
   if (error_number == ENOENT || error_number == ENOTDIR) {
     if (name.find('/') == std::string::npos && ::access(name.c_str(), F_OK) == 0) {
-      return fmt::format("there is a file {0} in this directory: write {1}", name,
+      return fmt::format("there is a file {0} in this directory: use {1}", name,
                          python ? "python3 " + name : "./" + name);
     }
     return "check the path and that the program has been built";
   }
-  if (error_number == EISDIR) return "name the program in it";
+  if (error_number == EISDIR) return "give the path of the program in it";
   if (error_number == ENOEXEC) return "it is not a program for this machine";
-  return python ? fmt::format("write python3 {}", name)
-                : fmt::format("chmod +x {} makes it executable", name);
+  return python ? fmt::format("use python3 {}", name) : fmt::format("chmod +x {} makes it executable", name);
 }
 
 }  // namespace
@@ -47,7 +46,7 @@ CannotStart cannot_execute(const std::string& path, int error_number) {
         kNotExecutable,
         compose({.what = fmt::format("cannot start \"{}\"", path),
                  .evidence = "the file exists, but the interpreter that it names does not",
-                 .hint = "look at its first line (#!), or, for a program, at its loader with file"}));
+                 .hint = "check its first line (#!), or for a binary its loader, which file(1) shows"}));
   }
   const bool missing = error_number == ENOENT || error_number == ENOTDIR;
   return CannotStart(missing ? kNotFound : kNotExecutable,
@@ -71,7 +70,7 @@ std::string find_program(const std::string& name) {
     std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
     const int here = obstacle(candidate);
     if (here == 0) return candidate;
-    // As a shell does: go on looking, but remember that there was one that could not be executed.
+    // Like a shell: continue the search, but remember that a file could not be executed.
     if (here == EACCES) why = here;
     begin = end + 1;
   }

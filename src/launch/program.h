@@ -1,4 +1,4 @@
-// Finds the program that the workers will run, the way a shell does.
+// Finds the program that the workers execute, as a shell does.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace lockstep::launch {
 
-// A worker that cannot be started. Ends the job with the status that a shell would give.
+// A worker cannot be started. Ends the job with the exit status that a shell would return.
 class CannotStart : public Error {
  public:
   CannotStart(int status, const std::string& message) : Error(message), status_(status) {}
@@ -17,13 +17,13 @@ class CannotStart : public Error {
   int status_;
 };
 
-constexpr int kNotFound = 127;       // the shells' status for a program that does not exist
-constexpr int kNotExecutable = 126;  // and for one that cannot be executed
+constexpr int kNotFound = 127;       // a shell's status for a program that does not exist
+constexpr int kNotExecutable = 126;  // a shell's status for a program that cannot be executed
 
-// The path to execute. A name without a slash is looked up in PATH. Throws CannotStart.
+// Returns the path to execute. A name without a slash is looked up in PATH. Throws CannotStart.
 std::string find_program(const std::string& name);
 
-// The error for execve(2) that failed with `error_number`.
+// The error for an execve(2) that failed with `error_number`.
 CannotStart cannot_execute(const std::string& path, int error_number);
 
 }  // namespace lockstep::launch

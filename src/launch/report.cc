@@ -6,16 +6,17 @@
 #include <sys/wait.h>
 
 #include "base/hints.h"
+#include "base/rank_list.h"
 #include "launch/shown.h"
 
 namespace lockstep::launch {
 
 namespace {
 
-// What a worker wrote may be shown to somebody who did not write the program.
+// The longest text of a worker that a report shows, in bytes.
 constexpr size_t kMostShown = 8192;
 
-// Each line of `text` on a line of its own, indented.
+// Indents each line of `text`.
 std::string indented(const std::string& text, const char* indent) {
   std::string lines;
   for (size_t begin = 0; begin < text.size();) {
@@ -26,8 +27,9 @@ std::string indented(const std::string& text, const char* indent) {
   return lines;
 }
 
-// An error that nobody caught says all there is to say: there is nothing to look for in a core dump.
-bool died_of_our_error(const Failure& failure) {
+// Whether an uncaught lockstep error ended the process. Its message is sufficient; a core dump would not add
+// to it.
+bool died_of_our_error(const RankEnd& failure) {
   if (failure.note && failure.note->untold) return true;
   return WIFSIGNALED(failure.wait_status) && WTERMSIG(failure.wait_status) == SIGABRT &&
          std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [](const std::string& line) {
@@ -35,8 +37,8 @@ bool died_of_our_error(const Failure& failure) {
          });
 }
 
-std::string hint_for(const Failure& failure, const ReportContext& context) {
-  // The note of one of lockstep's errors brings its own.
+std::string hint_for(const RankEnd& failure, const ReportContext& context) {
+  // The message of a lockstep error contains a hint of its own.
   const bool hinted = failure.note && failure.note->message.find("\nhint: ") != std::string::npos;
   if (died_of_our_error(failure)) return {};
   if (auto hint = hint_for_end(failure.wait_status); !hint.empty()) return hint;
@@ -47,12 +49,12 @@ std::string hint_for(const Failure& failure, const ReportContext& context) {
                      failure.host);
 }
 
-std::string error_of(const Failure& failure) {
+std::string error_of(const RankEnd& failure) {
   return shown_lines(fmt::format("{}: {}", failure.note->kind, failure.note->message), kMostShown, "");
 }
 
-std::string headline_of(const Failure& failure, const ReportContext& context) {
-  std::string how = describe_end(failure.wait_status) + "\n";
+std::string headline_of(const RankEnd& failure, const ReportContext& context) {
+  std::string how = end_clause(failure.wait_status) + "\n";
   if (failure.note && failure.note->untold) {
     const auto error = error_of(failure);
     const auto end = std::min(error.find('\n'), error.size());
@@ -65,8 +67,8 @@ std::string headline_of(const Failure& failure, const ReportContext& context) {
       failure.rank, how, failure.rank, context.world_size, failure.local_rank, failure.host, failure.pid);
 }
 
-// The program has printed it by itself, and it is among the lines that the report quotes.
-bool is_quoted(const Failure& failure) {
+// Whether the program has printed the error itself, so that the quoted last lines contain it.
+bool is_quoted(const RankEnd& failure) {
   const auto& message = failure.note->message;
   const auto first = message.substr(0, message.find('\n'));
   return !first.empty() &&
@@ -74,7 +76,7 @@ bool is_quoted(const Failure& failure) {
                      [&](const std::string& line) { return line.find(first) != std::string::npos; });
 }
 
-std::string headline_of(const std::vector<Culprit>& culprits, const Failure& failure,
+std::string headline_of(const std::vector<Culprit>& culprits, const RankEnd& failure,
                         const ReportContext& context) {
   std::vector<int> ranks;
   std::string where;
@@ -85,13 +87,13 @@ std::string headline_of(const std::vector<Culprit>& culprits, const Failure& fai
                          culprit.ended ? fmt::format(", pid {}", culprit.pid) : "");
   }
   return fmt::format("lockstep run: rank {} {}\n{}  rank {} {} because of it (host {}, pid {})\n",
-                     rank_ranges(ranks), describe_culprits(culprits), where, failure.rank,
-                     describe_end(failure.wait_status), failure.host, failure.pid);
+                     base::describe_ranks(ranks), describe_culprits(culprits), where, failure.rank,
+                     end_clause(failure.wait_status), failure.host, failure.pid);
 }
 
 }  // namespace
 
-std::string failure_report(const Failure& failure, const ReportContext& context) {
+std::string failure_report(const RankEnd& failure, const ReportContext& context) {
   if (!failure.not_started.empty()) {
     return fmt::format("lockstep run: {}\n", failure.not_started);
   }
@@ -111,10 +113,10 @@ std::string failure_report(const Failure& failure, const ReportContext& context)
   }
   if (!context.stopping.empty() && !failure.culprits.empty()) {
     report += fmt::format("  stopping the ranks that are left{}: {}\n", context.several_nodes ? " here" : "",
-                          rank_ranges(context.stopping));
+                          base::describe_ranks(context.stopping));
   } else if (!context.stopping.empty()) {
     report += fmt::format("  stopping the other ranks{}: {}\n", context.several_nodes ? " here" : "",
-                          rank_ranges(context.stopping));
+                          base::describe_ranks(context.stopping));
   }
   if (context.attempt < context.max_restarts) {
     report += fmt::format("  restart {} of {} follows\n", context.attempt + 1, context.max_restarts);
@@ -124,18 +126,6 @@ std::string failure_report(const Failure& failure, const ReportContext& context)
   const auto hint = hint_for(failure, context);
   if (!hint.empty()) report += fmt::format("hint: {}\n", hint);
   return report;
-}
-
-std::string rank_ranges(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t first = 0; first < ranks.size();) {
-    size_t last = first;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += text.empty() ? "" : ", ";
-    text += last == first ? fmt::format("{}", ranks[first]) : fmt::format("{}-{}", ranks[first], ranks[last]);
-    first = last + 1;
-  }
-  return text;
 }
 
 }  // namespace lockstep::launch

@@ -1,4 +1,4 @@
-// What the user reads when a rank has failed. Pure.
+// The report that is printed when a rank has failed. No side effects.
 #pragma once
 
 #include <string>
@@ -13,13 +13,10 @@ struct ReportContext {
   bool several_nodes = false;
   int attempt = 0;
   int max_restarts = 0;
-  std::vector<int> stopping;  // ranks of this node that were still running
+  std::vector<int> stopping;  // ranks of this node that are still running
   std::string log_dir;
 };
 
-std::string failure_report(const Failure& failure, const ReportContext& context);
-
-// "0-3, 5"
-std::string rank_ranges(const std::vector<int>& ranks);
+std::string failure_report(const RankEnd& failure, const ReportContext& context);
 
 }  // namespace lockstep::launch

@@ -10,10 +10,10 @@ namespace {
 
 constexpr std::string_view kCut = "…";
 
-// Without an indent, newlines are escaped.
+// nullopt as indent: newlines are escaped.
 std::string shown(std::string_view text, size_t most_bytes, std::optional<std::string_view> indent) {
   std::string result;
-  size_t cut_at = 0;  // where the text must end for the mark of the cut to have room
+  size_t cut_at = 0;  // where to truncate the text so that kCut still fits
   while (!text.empty()) {
     std::string piece;
     if (text.front() == '\t' || (indent && text.front() == '\n')) {

@@ -1,8 +1,8 @@
-// Text from other processes and machines, made fit for our terminal: it may hold escape sequences that move
-// the cursor or set the title, and lines that look like ours. Pure.
+// Makes text from other processes and machines safe for the terminal: it may contain escape sequences that
+// move the cursor or set the title, and lines that imitate ours. No side effects.
 //
-// What could do harm is shown as what it is, "\x1b"; the rest of UTF-8 stays. All of this may be done to a
-// text again without changing it further.
+// Harmful characters are replaced by escapes such as "\x1b"; other UTF-8 text is unchanged. The functions are
+// idempotent.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@
 
 namespace lockstep::launch {
 
-// One line: a newline in it is escaped, too. Longer than `most_bytes` (at least 8), it is cut, with "…" at
-// its end.
+// For one line: newlines are escaped, too. A result of more than `most_bytes` (at least 8) is truncated and
+// ends with "…".
 std::string shown_line(std::string_view text, size_t most_bytes);
 
-// Several lines: each but the first begins with `indent`, so that none can be taken for a line of ours or of
-// a rank. "" when the caller will see to that.
+// For several lines: each line except the first begins with `indent`, so that it cannot imitate a line of
+// ours or of a rank. "" if the calling code indents the lines.
 constexpr std::string_view kHanging = "  ";
 std::string shown_lines(std::string_view text, size_t most_bytes, std::string_view indent);
 

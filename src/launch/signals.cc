@@ -11,7 +11,7 @@ Signals Signals::take_over() {
     struct sigaction now {};
     ::sigaction(signal, nullptr, &now);
     if (signal == SIGCHLD) {
-      // Ignored, it would make the kernel throw away the exit status of our children.
+      // If SIGCHLD is ignored, the kernel discards the exit status of children.
       now = {};
       now.sa_handler = SIG_DFL;
       ::sigaction(SIGCHLD, &now, nullptr);

@@ -1,5 +1,5 @@
-// The signals that the launcher waits for instead of being interrupted by them, and how the workers get back
-// what they would have had without a launcher.
+// Blocks the signals that the launcher handles synchronously, and restores the original settings for the
+// workers.
 #pragma once
 
 #include <csignal>
@@ -8,15 +8,15 @@ namespace lockstep::launch {
 
 class Signals {
  public:
-  // Blocks the signals below in this thread and those it will start, to be read with sigwaitinfo(2) or a
-  // signalfd(2): SIGCHLD; SIGINT, SIGTERM, SIGHUP, SIGQUIT; SIGUSR1, SIGUSR2; SIGTSTP, SIGCONT. One that the
-  // parent process had set to be ignored (nohup, a shell's background job) is left ignored. Writing to a
-  // closed pipe or, from the background, to a terminal gives an error or goes through; it never ends or stops
-  // us.
+  // Blocks these signals in this thread and the threads that it starts, to be read with sigwaitinfo(2) or
+  // signalfd(2): SIGCHLD; SIGINT, SIGTERM, SIGHUP, SIGQUIT; SIGUSR1, SIGUSR2; SIGTSTP, SIGCONT. A signal that
+  // the parent process ignores (nohup, a shell's background job) stays ignored. Also ignores SIGPIPE and
+  // SIGTTOU, so that writing to a closed pipe, or from the background to a terminal, neither ends nor stops
+  // this process.
   static Signals take_over();
 
   const sigset_t& waited_for() const { return waited_for_; }
-  // For a child before exec; async-signal-safe.
+  // Restores the original settings, in a child before exec. Async-signal-safe.
   void give_back() const;
 
  private:
@@ -26,7 +26,7 @@ class Signals {
   struct sigaction ttou_before_ {};
 };
 
-// Whether the signal asks the job to stop.
+// Whether the signal asks a job to stop: SIGINT, SIGTERM, SIGHUP, SIGQUIT.
 bool is_stop_signal(int signal);
 
 }  // namespace lockstep::launch

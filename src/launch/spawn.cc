@@ -1,4 +1,5 @@
-// spawn(): the ranks of a job as forked children of the calling thread.
+// spawn(): runs the ranks of a job as forked children of the calling thread.
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -28,12 +29,13 @@
 #include "base/host.h"
 #include "base/note.h"
 #include "base/port.h"
+#include "base/rank_list.h"
 #include "base/token.h"
 #include "base/uncaught.h"
+#include "launch/children.h"
 #include "launch/control.h"
 #include "launch/environment.h"
 #include "launch/limits.h"
-#include "launch/report.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
@@ -45,22 +47,14 @@ using base::compose;
 using base::Deadline;
 using base::errno_text;
 using base::Fd;
-using launch::Failure;
+using launch::RankEnd;
 
-// Between SIGTERM and SIGKILL for the ranks that did not fail.
+// Between SIGTERM and SIGKILL for the ranks that are still running.
 constexpr auto kGrace = 5s;
-// For the cause to show, when the first failure says that it is a consequence.
+// How long to wait for the cause if the first failure is a consequence.
 constexpr auto kCollect = 300ms;
-// How often to look when the kernel cannot tell us about the end of a child.
-constexpr auto kLookAgain = 10ms;
-
-struct Child {
-  int rank = 0;
-  pid_t pid = 0;
-  Fd note;
-  Fd handle;  // a pidfd, readable when the child has ended; empty on kernels without
-  bool ended = false;
-};
+// How often to check a child for which there is no pidfd.
+constexpr auto kCheckInterval = 10ms;
 
 std::string type_name(const std::type_info& type) {
   int failed = 0;
@@ -69,7 +63,7 @@ std::string type_name(const std::type_info& type) {
   return failed == 0 ? name.get() : type.name();
 }
 
-// True when the body came to its end; otherwise its error has been written down for the parent.
+// Returns true if the body returned. Otherwise its error has been sent to the parent as a note.
 bool run_body(int rank, const std::function<void(int)>& body) {
   base::Note note;
   try {
@@ -83,43 +77,42 @@ bool run_body(int rank, const std::function<void(int)>& body) {
     const auto* type = abi::__cxa_current_exception_type();
     note = {type != nullptr ? type_name(*type) : "unknown", "an exception that is not a std::exception"};
   }
-  // The parent throws the one that is the cause.
+  // The parent rethrows the error of the rank that is the cause. Without a note, print the error here.
   if (!base::write_note(note)) fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);
   return false;
 }
 
-// noexcept: an exception from here must not reach the parent's code below, of which this process has a copy.
+// noexcept: an exception must not propagate into this process's copy of the parent's stack.
 [[noreturn]] void become_rank(const launch::Place& place, const base::Token& token, int note_fd, pid_t parent,
                               const std::function<void(int)>& body) noexcept {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it died before it could be said
+  if (::getppid() != parent) ::_exit(1);  // the parent died before prctl()
   launch::raise_open_files();
   for (const auto& [name, value] : launch::variables_of(place)) ::setenv(name.c_str(), value.c_str(), 1);
   ::setenv("LOCKSTEP_NOTE_FD", std::to_string(note_fd).c_str(), 1);
   ::setenv("LOCKSTEP_TOKEN", token.text().c_str(), 1);
   ::unsetenv("LOCKSTEP_TOKEN_FILE");
   bool good = false;
-  // On a new thread: the OpenMP runtime keeps a pool of threads for each thread that starts parallel work.
-  // The one of the forking thread did not survive the fork, and its owner would wait for it for ever. A new
-  // thread gets a new pool.
+  // On a new thread: the OpenMP runtime has a thread pool for each thread that starts parallel work. The
+  // threads of the forking thread's pool do not exist in the child, and this thread would wait for them
+  // forever. A new thread gets a new pool.
   std::thread([&] { good = run_body(place.rank, body); }).join();
-  // No destructors of static objects: they belong to the parent, and may talk to peers.
+  // _exit() skips the destructors of static objects, which belong to the parent and may communicate with
+  // peers.
   std::cout.flush();
   std::cerr.flush();
   std::fflush(nullptr);
   ::_exit(good ? 0 : 1);
 }
 
-class Family {
+class SpawnedRanks {
  public:
-  Family(int nprocs, const std::function<void(int)>& body) : nprocs_(nprocs), body_(body) {}
-  // Whatever ends spawn(), no child is left.
-  ~Family() {
-    signal_all(SIGKILL);
-    for (auto& child : children_) {
-      if (!child.ended) ::waitpid(child.pid, nullptr, 0);
-    }
+  SpawnedRanks(int nprocs, const std::function<void(int)>& body) : nprocs_(nprocs), body_(body) {}
+  // However spawn() ends, no child survives it.
+  ~SpawnedRanks() {
+    children_.signal_groups(SIGKILL);
+    for (const auto& child : children_.running()) ::waitpid(child.pid, nullptr, 0);
   }
 
   void start() {
@@ -132,15 +125,15 @@ class Family {
     }
   }
 
-  // Returns when all have ended; with the cause when they did not all succeed.
-  std::optional<Failure> wait() {
-    std::vector<Failure> failures;  // in the order in which they were seen
-    std::optional<Failure> cause;
+  // Blocks until all ranks have ended. Returns the cause unless all succeeded.
+  std::optional<RankEnd> wait() {
+    std::vector<RankEnd> failures;  // in the order of detection
+    std::optional<RankEnd> cause;
     std::optional<Deadline> decide_at;
     std::optional<Deadline> kill_at;
     while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
       for (auto& failure : reap()) {
-        if (kill_at) continue;  // we told it to end
+        if (kill_at) continue;  // a consequence of our SIGTERM
         failures.push_back(std::move(failure));
       }
       if (!failures.empty() && !kill_at) {
@@ -148,12 +141,12 @@ class Family {
         if (!launch::is_consequence(launch::choose_cause(failures)) || decide_at->expired()) {
           decide_at.reset();
           cause = verdict_on(failures);
-          signal_all(SIGTERM);
+          children_.signal_groups(SIGTERM);
           kill_at = Deadline::in(kGrace);
         }
       }
       if (kill_at && kill_at->expired()) {
-        signal_all(SIGKILL);
+        children_.signal_groups(SIGKILL);
         kill_at = Deadline::in(1h);
       }
     }
@@ -162,14 +155,15 @@ class Family {
   }
 
  private:
-  Failure verdict_on(const std::vector<Failure>& failures) const {
-    Failure cause = launch::choose_cause(failures);
+  RankEnd verdict_on(const std::vector<RankEnd>& failures) const {
+    RankEnd cause = launch::choose_cause(failures);
+    const auto running = children_.running_ranks();
     std::vector<launch::Culprit> silent;
     for (const int rank : launch::blamed_ranks(failures)) {
       if (rank >= nprocs_) continue;
-      const auto& child = children_[static_cast<size_t>(rank)];
-      (child.ended ? cause.culprits : silent)
-          .push_back({.rank = rank, .ended = child.ended, .pid = child.pid});
+      const bool ended = !std::binary_search(running.begin(), running.end(), rank);
+      (ended ? cause.culprits : silent)
+          .push_back({.rank = rank, .ended = ended, .pid = pids_[static_cast<size_t>(rank)]});
     }
     if (cause.culprits.empty()) cause.culprits = std::move(silent);
     return cause;
@@ -181,7 +175,7 @@ class Family {
 
   void start_one(const launch::Place& place) {
     int ends[2];
-    // Non-blocking, so that a rank that writes many notes does not hang on a full pipe.
+    // Non-blocking, so that a rank that writes many notes does not block on a full pipe.
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) refuse(errno);
     Fd read_end(ends[0]);
     Fd write_end(ends[1]);
@@ -189,71 +183,62 @@ class Family {
     const pid_t pid = ::fork();
     if (pid < 0) refuse(errno);
     if (pid == 0) {
-      // What came down from the parent by the fork; the destructors of this frame never run here.
-      for (auto& child : children_) {
-        child.note.reset();
-        child.handle.reset();
-      }
+      // Close the descriptors that the fork copied from the parent: no destructor of this frame runs here.
+      children_.clear();
       read_end.reset();
       become_rank(place, token_, write_end.get(), parent, body_);
     }
     ::setpgid(pid, pid);
-    Child child{.rank = place.rank, .pid = pid, .note = std::move(read_end)};
-    // By number: glibc's header for it cannot be used from C++ before 2.37.
-    child.handle.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    children_.push_back(std::move(child));
+    // By number: glibc's header for pidfd_open cannot be used from C++ before 2.37.
+    children_.add({.rank = place.rank,
+                   .local_rank = place.rank,
+                   .pid = pid,
+                   .note = std::move(read_end),
+                   .pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))});
+    pids_.push_back(pid);
   }
 
   [[noreturn]] void refuse(int error_number) const {
-    throw SystemError(compose({.what = fmt::format("cannot start rank {} of {}", children_.size(), nprocs_),
-                               .evidence = errno_text(error_number),
-                               .hint = "compare ulimit -u and ulimit -n with what runs already"}));
+    throw SystemError(
+        compose({.what = fmt::format("cannot start rank {} of {}", pids_.size(), nprocs_),
+                 .evidence = errno_text(error_number),
+                 .hint = "compare ulimit -u and ulimit -n with the processes and files in use"}));
   }
 
-  void signal_all(int signal) {
-    for (const auto& child : children_) {
-      if (!child.ended) ::kill(-child.pid, signal);
-    }
-  }
-
-  // Blocks until a child may have ended or the time is over; false when none is left.
+  // Blocks until a child may have ended or the time has passed. Returns false if no child is left.
   bool wait_for_one(std::chrono::milliseconds at_most) {
+    if (children_.empty()) return false;
     std::vector<pollfd> waiting;
-    bool left = false;
-    for (const auto& child : children_) {
-      if (child.ended) continue;
-      left = true;
-      if (child.handle) {
-        waiting.push_back({child.handle.get(), POLLIN, 0});
+    for (const auto& child : children_.running()) {
+      if (child.pidfd) {
+        waiting.push_back({child.pidfd.get(), POLLIN, 0});
       } else {
-        at_most = std::min<std::chrono::milliseconds>(at_most, kLookAgain);
+        at_most = std::min<std::chrono::milliseconds>(at_most, kCheckInterval);
       }
     }
-    if (left) ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
-    return left;
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
+    return true;
   }
 
-  std::vector<Failure> reap() {
-    std::vector<Failure> failures;
-    for (auto& child : children_) {
-      if (child.ended) continue;
+  // The children that have ended since the last call, without those that succeeded.
+  std::vector<RankEnd> reap() {
+    std::vector<pid_t> running;
+    for (const auto& child : children_.running()) running.push_back(child.pid);
+    std::vector<RankEnd> failures;
+    for (const pid_t pid : running) {
       int status = 0;
-      // Only our own: the program may have other children, which it wants to wait for itself.
-      const pid_t pid = ::waitpid(child.pid, &status, WNOHANG);
-      if (pid == 0 || (pid < 0 && errno == EINTR)) continue;
-      child.ended = true;
-      if (pid == child.pid && launch::succeeded(status)) continue;
-      Failure failure{.rank = child.rank, .local_rank = child.rank, .pid = child.pid, .wait_status = status};
-      char bytes[8192];
-      const ssize_t size = ::read(child.note.get(), bytes, sizeof bytes);
-      if (size > 0) failure.note = base::decode_note({bytes, static_cast<size_t>(size)});
-      if (pid < 0 && !failure.note) {
-        failure.note =
-            base::Note{"UsageError", compose({.what = "its exit status is not known",
+      // By pid: the program may have children of its own, for which it waits itself.
+      const pid_t reaped = ::waitpid(pid, &status, WNOHANG);
+      if (reaped == 0 || (reaped < 0 && errno == EINTR)) continue;
+      auto end = *children_.remove(pid, status);
+      if (reaped == pid && launch::succeeded(status)) continue;
+      if (reaped < 0 && !end.note) {
+        end.note =
+            base::Note{"UsageError", compose({.what = "its exit status is unknown",
                                               .evidence = "another part of this program waited for it",
                                               .hint = "a SIGCHLD handler must not wait for all children"})};
       }
-      failures.push_back(std::move(failure));
+      failures.push_back(std::move(end));
     }
     return failures;
   }
@@ -262,39 +247,41 @@ class Family {
   const std::function<void(int)>& body_;
   base::PortReservation reservation_{base::Reach::ThisMachine};
   base::Token token_ = base::Token::random();
-  std::vector<Child> children_;
+  launch::Children children_;
+  std::vector<pid_t> pids_;  // by rank, also of ranks that have ended
 };
 
 void check(int nprocs, const std::function<void(int)>& body) {
   if (nprocs < 1 || nprocs > launch::kMostWorkersPerNode) {
     throw UsageError(
         compose({.what = fmt::format("spawn cannot start {} processes", nprocs),
-                 .evidence = fmt::format("it must be from 1 to {}", launch::kMostWorkersPerNode)}));
+                 .evidence = fmt::format("the number must be from 1 to {}", launch::kMostWorkersPerNode)}));
   }
   if (!body)
-    throw UsageError(compose({.what = "spawn was given nothing to run", .evidence = "the body is empty"}));
+    throw UsageError(compose({.what = "spawn got no function to run", .evidence = "the body is empty"}));
   struct sigaction action {};
   ::sigaction(SIGCHLD, nullptr, &action);
   if (action.sa_handler == SIG_IGN || (action.sa_flags & SA_NOCLDWAIT) != 0) {
-    throw UsageError(compose({.what = "spawn cannot learn how its processes end",
+    throw UsageError(compose({.what = "spawn cannot determine how its processes end",
                               .evidence = "this program ignores SIGCHLD",
                               .hint = "set SIGCHLD to SIG_DFL before the call"}));
   }
 }
 
-[[noreturn]] void raise(const Failure& cause, int nprocs) {
+[[noreturn]] void raise(const RankEnd& cause, int nprocs) {
   std::string who = fmt::format("rank {} of {} failed", cause.rank, nprocs);
   if (!cause.culprits.empty()) {
     std::vector<int> ranks;
     for (const auto& culprit : cause.culprits) ranks.push_back(culprit.rank);
-    who = fmt::format("rank {} of {} {}; rank {} said", launch::rank_ranges(ranks), nprocs,
+    who = fmt::format("rank {} of {} {}; rank {} reported", base::describe_ranks(ranks), nprocs,
                       launch::describe_culprits(cause.culprits), cause.rank);
   }
-  // A note of a rank that then was killed (abort after a message) still says more than the signal.
+  // If a rank wrote a note and was killed afterwards (abort after a message), the note is more informative
+  // than the signal.
   if (!cause.note) {
     throw PeerLostError(compose({.what = who,
                                  .where = fmt::format("host {}, pid {}", base::host_name(), cause.pid),
-                                 .evidence = "its process " + launch::describe_end(cause.wait_status),
+                                 .evidence = "its process " + launch::end_clause(cause.wait_status),
                                  .hint = launch::hint_for_end(cause.wait_status)}));
   }
   const auto& kind = cause.note->kind;
@@ -310,14 +297,14 @@ void check(int nprocs, const std::function<void(int)>& body) {
 void spawn(int nprocs, std::function<void(int rank)> body) {
   base::report_uncaught_errors();
   check(nprocs, body);
-  // What is in the buffers now would be written once more by each child.
+  // Otherwise each child would write the buffered output again.
   std::cout.flush();
   std::fflush(nullptr);
-  std::optional<Failure> cause;
+  std::optional<RankEnd> cause;
   {
-    Family family(nprocs, body);
-    family.start();
-    cause = family.wait();
+    SpawnedRanks ranks(nprocs, body);
+    ranks.start();
+    cause = ranks.wait();
   }
   if (cause) raise(*cause, nprocs);
 }

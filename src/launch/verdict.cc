@@ -7,18 +7,20 @@
 #include <set>
 #include <sys/wait.h>
 
+#include "base/process_end.h"
+
 namespace lockstep::launch {
 
-bool is_consequence(const Failure& failure) {
+bool is_consequence(const RankEnd& failure) {
   return failure.note && (failure.note->kind == "PeerLostError" || failure.note->kind == "TimeoutError");
 }
 
-const Failure& choose_cause(const std::vector<Failure>& failures) {
+const RankEnd& choose_cause(const std::vector<RankEnd>& failures) {
   const auto cause = std::find_if_not(failures.begin(), failures.end(), is_consequence);
   return cause != failures.end() ? *cause : failures.front();
 }
 
-std::vector<int> blamed_ranks(const std::vector<Failure>& failures) {
+std::vector<int> blamed_ranks(const std::vector<RankEnd>& failures) {
   std::set<int> failed;
   for (const auto& failure : failures) failed.insert(failure.rank);
   std::optional<std::set<int>> agreed;
@@ -28,7 +30,7 @@ std::vector<int> blamed_ranks(const std::vector<Failure>& failures) {
     for (const int rank : failure.note->culprits) {
       if (!failed.contains(rank)) named.insert(rank);
     }
-    if (named.empty()) continue;  // it knows of none, or only of ranks that have reasons of their own
+    if (named.empty()) continue;  // it names no rank, or only ranks that have failed themselves
     if (agreed) std::erase_if(*agreed, [&](int rank) { return !named.contains(rank); });
     if (!agreed) agreed = std::move(named);
   }
@@ -44,12 +46,8 @@ int exit_status(int wait_status) {
 
 int as_wait_status(int status) { return (status & 0xff) << 8; }
 
-std::string describe_end(int wait_status) {
-  if (!WIFSIGNALED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
-  const int signal = WTERMSIG(wait_status);
-  // strsignal is not thread-safe; this one is.
-  const char* words = ::sigdescr_np(signal);
-  return fmt::format("was killed by signal {} ({})", signal, words != nullptr ? words : "unknown");
+std::string end_clause(int wait_status) {
+  return (WIFSIGNALED(wait_status) ? "was " : "") + base::describe_end(wait_status);
 }
 
 std::string describe_culprits(const std::vector<Culprit>& culprits) {
@@ -63,22 +61,20 @@ std::string hint_for_end(int wait_status) {
   switch (WTERMSIG(wait_status)) {
     case SIGKILL:
       return "nothing but another process kills this way: look for the out-of-memory killer with dmesg, and "
-             "at "
-             "the limits of the batch system or container";
+             "at the limits of the batch system or container";
     case SIGSEGV:
     case SIGILL:
     case SIGFPE:
     case SIGABRT:
       return "a core dump (ulimit -c unlimited) or gdb shows where it crashed";
     case SIGBUS:
-      return "a memory-mapped file was cut short or its file system is full; otherwise a core dump (ulimit "
-             "-c "
-             "unlimited) shows where it crashed";
+      return "a memory-mapped file was truncated or its file system is full; otherwise a core dump (ulimit "
+             "-c unlimited) shows where it crashed";
     case SIGXCPU:
     case SIGXFSZ:
       return "a resource limit was exceeded: compare with ulimit -a";
     default:
-      return "somebody outside of this job sent the signal";
+      return "a process outside of this job sent the signal";
   }
 }
 

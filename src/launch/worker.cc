@@ -27,15 +27,14 @@ struct Pipe {
 
 [[noreturn]] void refuse(const std::string& path, int error_number) {
   throw CannotStart(
-      1,
-      compose(
-          {.what = fmt::format("cannot start \"{}\"", path),
-           .evidence = errno_text(error_number),
-           .hint = error_number == EAGAIN
-                       ? "the limit of processes is reached: compare ulimit -u and, in a container, pids.max"
-                   : error_number == EMFILE || error_number == ENFILE
-                       ? "the limit of open files is reached: raise ulimit -n"
-                       : "fewer workers (--nproc-per-node) need less"}));
+      1, compose(
+             {.what = fmt::format("cannot start \"{}\"", path),
+              .evidence = errno_text(error_number),
+              .hint = error_number == EAGAIN
+                          ? "the limit of processes is reached: check ulimit -u and, in a container, pids.max"
+                      : error_number == EMFILE || error_number == ENFILE
+                          ? "the limit of open files is reached: raise ulimit -n"
+                          : "start fewer workers (--nproc-per-node)"}));
 }
 
 Pipe make_pipe(const std::string& path, int flags = 0) {
@@ -52,9 +51,9 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return list;
 }
 
-// All that the child needs, made before the fork: other threads of the agent may hold the heap's lock then,
-// so the child must not allocate.
-struct ChildPlan {
+// Everything that the child needs, prepared before the fork: the child must not allocate, because another
+// thread of the agent may hold the heap's lock during the fork.
+struct ChildSetup {
   const char* path;
   char** arguments;
   char** shell_arguments;
@@ -65,27 +64,27 @@ struct ChildPlan {
   pid_t agent;
 };
 
-[[noreturn]] void become_worker(const ChildPlan& plan) {
-  // A process group, for signals, and a session of its own: with autogroups on, the kernel divides the CPUs
-  // among sessions, and ranks in one session would together get what any other job gets.
+[[noreturn]] void become_worker(const ChildSetup& setup) {
+  // A process group for signals, and a session: with autogroups, the kernel divides CPU time among sessions,
+  // so ranks that share one would together get only as much as any other job.
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // Had the agent died before that call, nobody would send the signal.
-  if (::getppid() != plan.agent) ::_exit(1);
-  ::dup2(plan.in, STDIN_FILENO);
-  ::dup2(plan.out, STDOUT_FILENO);
-  ::dup2(plan.err, STDERR_FILENO);
-  ::fcntl(plan.note, F_SETFD, 0);
-  if (!plan.cpus->empty()) tuning::bind_this_thread(*plan.cpus);
+  // If the agent died before prctl(), the kernel will not send the signal.
+  if (::getppid() != setup.agent) ::_exit(1);
+  ::dup2(setup.in, STDIN_FILENO);
+  ::dup2(setup.out, STDOUT_FILENO);
+  ::dup2(setup.err, STDERR_FILENO);
+  ::fcntl(setup.note, F_SETFD, 0);
+  if (!setup.cpus->empty()) tuning::bind_this_thread(*setup.cpus);
   raise_open_files();
-  plan.signals->give_back();
-  ::execve(plan.path, plan.arguments, plan.environment);
+  setup.signals->give_back();
+  ::execve(setup.path, setup.arguments, setup.environment);
   int error_number = errno;
-  // As execvp(3): a script without "#!" is the shell's.
+  // Like execvp(3): the shell runs a script without "#!".
   if (error_number == ENOEXEC) {
-    ::execve("/bin/sh", plan.shell_arguments, plan.environment);
+    ::execve("/bin/sh", setup.shell_arguments, setup.environment);
   }
-  [[maybe_unused]] const auto written = ::write(plan.failed, &error_number, sizeof error_number);
+  [[maybe_unused]] const auto written = ::write(setup.failed, &error_number, sizeof error_number);
   ::_exit(kNotExecutable);
 }
 
@@ -94,7 +93,7 @@ struct ChildPlan {
 WorkerProcess start_worker(const WorkerSpec& spec, const Signals& signals) {
   Pipe out = make_pipe(spec.path);
   Pipe err = make_pipe(spec.path);
-  // Non-blocking on both sides: a worker that writes more notes than the pipe holds must not hang on it.
+  // Both ends are non-blocking: a worker that writes more notes than fit into the pipe must not block.
   Pipe note = make_pipe(spec.path, O_NONBLOCK);
   Pipe failed = make_pipe(spec.path);
   const Fd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -109,24 +108,24 @@ WorkerProcess start_worker(const WorkerSpec& spec, const Signals& signals) {
   auto argument_pointers = pointers(spec.arguments);
   auto shell_pointers = pointers(shell);
   auto environment_pointers = pointers(environment);
-  const ChildPlan plan{.path = spec.path.c_str(),
-                       .arguments = argument_pointers.data(),
-                       .shell_arguments = shell_pointers.data(),
-                       .environment = environment_pointers.data(),
-                       .cpus = &spec.cpus,
-                       .signals = &signals,
-                       .in = in.get(),
-                       .out = out.write.get(),
-                       .err = err.write.get(),
-                       .note = note.write.get(),
-                       .failed = failed.write.get(),
-                       .agent = ::getpid()};
+  const ChildSetup setup{.path = spec.path.c_str(),
+                         .arguments = argument_pointers.data(),
+                         .shell_arguments = shell_pointers.data(),
+                         .environment = environment_pointers.data(),
+                         .cpus = &spec.cpus,
+                         .signals = &signals,
+                         .in = in.get(),
+                         .out = out.write.get(),
+                         .err = err.write.get(),
+                         .note = note.write.get(),
+                         .failed = failed.write.get(),
+                         .agent = ::getpid()};
 
   const pid_t pid = ::fork();
   if (pid < 0) refuse(spec.path, errno);
-  if (pid == 0) become_worker(plan);
+  if (pid == 0) become_worker(setup);
 
-  // Closed by exec, so the process group exists when this has been read.
+  // exec closes the pipe, so the process group exists once the read returns.
   failed.write.reset();
   int error_number = 0;
   ssize_t got = 0;

@@ -11,23 +11,23 @@
 namespace lockstep::launch {
 
 struct WorkerSpec {
-  std::string path;                      // what find_program() gave
-  std::vector<std::string> arguments;    // argv, the program's name first
+  std::string path;                      // from find_program()
+  std::vector<std::string> arguments;    // argv, beginning with the program's name
   std::vector<std::string> environment;  // "NAME=value"; LOCKSTEP_NOTE_FD is added
-  std::vector<int> cpus;                 // to run on; empty leaves that alone
+  std::vector<int> cpus;                 // to bind to; empty: do not bind
 };
 
 struct WorkerProcess {
-  pid_t pid = 0;  // also its process group
-  // Reading ends, non-blocking.
+  pid_t pid = 0;  // also the id of its process group
+  // Reading ends of pipes, non-blocking.
   base::Fd out;
   base::Fd err;
   base::Fd note;
 };
 
-// Forks and executes. The worker leads a process group of its own, reads from /dev/null, and is killed by the
-// kernel when the calling *thread* ends, which must therefore be the one that lives as long as the job.
-// Returns when the program has been executed; throws CannotStart when it could not be.
+// Forks and executes a program. The worker has a session and a process group of its own and /dev/null as
+// stdin. The kernel kills it when the calling *thread* ends, which must therefore live as long as the job.
+// Returns once the program has been executed; throws CannotStart if that failed.
 WorkerProcess start_worker(const WorkerSpec& spec, const Signals& signals);
 
 }  // namespace lockstep::launch

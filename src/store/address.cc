@@ -54,8 +54,8 @@ base::Fd listen_at(const Address& address) {
     throw SystemError(base::compose(
         {.what = fmt::format("cannot open the meeting point at {}", address.describe()),
          .evidence = base::errno_text(error),
-         .hint = error == EADDRINUSE ? "another job of this user meets at this port: choose another one, or "
-                                       "name none and a free one is found"
+         .hint = error == EADDRINUSE ? "another job of this user uses this port: choose another one, or "
+                                       "leave it out to get a free one"
                                      : ""}));
   }
   return socket;
@@ -70,7 +70,7 @@ base::Fd connect_to(const Address& address, base::Deadline deadline) {
       if (const auto user = base::user_behind(socket); user != ::geteuid()) {
         throw UsageError(base::compose(
             {.what = fmt::format("another user holds the meeting point at {}", address.describe()),
-             .evidence = fmt::format("it is of user {}, this process of user {}", user, ::geteuid()),
+             .evidence = fmt::format("it belongs to user {}, this process to user {}", user, ::geteuid()),
              .hint = "choose another MASTER_PORT, and start all ranks as one user"}));
       }
       return socket;

@@ -1,6 +1,5 @@
-// Where a store is reached: a Unix socket on one machine, a TCP port between machines.
-//
-// At a Unix socket only this process's own user is let in.
+// The address of a store: a Unix socket within one machine, a TCP port between machines. A Unix socket
+// accepts only processes of the same user.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +11,23 @@
 namespace lockstep::store {
 
 struct Address {
-  std::string name;  // of a Unix socket; empty: host and port
+  std::string name;  // of the Unix socket; if empty, host and port are used
   std::string host;
   uint16_t port = 0;
 
-  static Address on_this_machine(uint16_t port);  // the one that belongs to this user and this number
+  static Address on_this_machine(uint16_t port);  // a Unix socket whose name contains the user and the port
   static Address anywhere(std::string host, uint16_t port);
   std::string describe() const;
 };
 
-// Throws SystemError, naming the address, when it is taken.
+// Throws SystemError, which names the address, if it is in use.
 base::Fd listen_at(const Address& address);
 
-// Tries again until somebody listens. Throws TimeoutError with the last reason; UsageError when another user
-// listens there.
+// Retries until a process listens there. Throws TimeoutError with the reason of the last failure, UsageError
+// if another user listens there.
 base::Fd connect_to(const Address& address, base::Deadline deadline);
 
-// Whether whoever called may be heard at all. On TCP everybody may; there the token decides.
+// Whether the peer is a process of this user. Always true for TCP, where the token decides about admission.
 bool is_own_user(const base::Fd& socket) noexcept;
 
 }  // namespace lockstep::store

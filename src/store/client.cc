@@ -29,9 +29,9 @@ namespace {
 using namespace std::chrono_literals;
 using base::Deadline;
 
-// For words that nobody waits for the answer of.
-constexpr auto kShortWord = 1s;
-// What the server says when the time is over is worth waiting for.
+// The time to send a message that has no answer.
+constexpr auto kNotifyTime = 1s;
+// Beyond the deadline, for the server's own timeout answer, which has the better error message.
 constexpr auto kMargin = 100ms;
 constexpr auto kForEver = std::chrono::years(10);
 
@@ -51,7 +51,7 @@ class Client::Connection : public ClosedAfterFork {
 
   ~Connection() override {
     all().remove(this);
-    if (in_child()) {  // there is no such thread here
+    if (in_child()) {  // the thread exists only in the parent
       thread_.detach();
       return;
     }
@@ -61,11 +61,11 @@ class Client::Connection : public ClosedAfterFork {
 
   void close_in_child() override { socket_.reset(); }
 
-  // Sends the request and waits for its answer, of which `read` takes the values.
+  // Sends the request, waits for the answer, and returns what `read` extracts from it.
   template <class Arguments, class Read>
   auto request(Ask ask, Deadline deadline, const GiveUp& give_up, Arguments&& arguments, Read&& read) {
     if (in_child()) {
-      throw UsageError(base::compose({.what = "a forked child has no part in its parent's store",
+      throw UsageError(base::compose({.what = "a forked child cannot use its parent's store",
                                       .where = where_,
                                       .hint = "only the process that joined the job may use its groups"}));
     }
@@ -74,14 +74,14 @@ class Client::Connection : public ClosedAfterFork {
       const std::lock_guard lock(mutex_);
       answers_.emplace(id, std::nullopt);
     }
-    const Forgotten forgotten{*this, id};
+    const ForgetAnswer forget_at_return{*this, id};
     Writer message;
     message.number(id).number(static_cast<int64_t>(ask));
     arguments(message);
     const auto frame = message.frame();
     if (frame.size() > kMostFrameBytes) {
       throw UsageError(
-          base::compose({.what = "the store keeps no values of this size",
+          base::compose({.what = "the request is too large for the store",
                          .where = where_,
                          .evidence = fmt::format("{} bytes, at most {}", frame.size(), kMostFrameBytes),
                          .hint = "send large data with the group's collectives"}));
@@ -91,7 +91,7 @@ class Client::Connection : public ClosedAfterFork {
     Reader reader(answer);
     try {
       const auto outcome = static_cast<Outcome>(reader.number());
-      if (outcome == Outcome::TimedOut) throw_timeout(deadline, "what was waited for did not appear");
+      if (outcome == Outcome::TimedOut) throw_timeout(deadline, "the awaited keys did not appear");
       return read(reader);
     } catch (const Malformed& error) {
       throw PeerLostError(base::compose(
@@ -99,25 +99,25 @@ class Client::Connection : public ClosedAfterFork {
     }
   }
 
-  // Without an answer, and without waiting longer than a moment.
-  void tell(const std::function<void(Writer&)>& arguments) noexcept {
+  // Sends a request that has no answer. Blocks for kNotifyTime at most.
+  void notify(const std::function<void(Writer&)>& arguments) noexcept {
     try {
       if (in_child()) return;
       Writer message;
       message.number(++last_id_);
       arguments(message);
-      send(message.frame(), Deadline::in(kShortWord));
+      send(message.frame(), Deadline::in(kNotifyTime));
     } catch (const std::exception& error) {
-      base::log_debug("cannot tell the store: {}", error.what());
+      base::log_debug("cannot notify the store: {}", error.what());
     }
   }
 
-  void say_bye(Deadline deadline) noexcept {
+  void send_bye(Deadline deadline) noexcept {
     try {
       request(
           Ask::Bye, deadline, {}, [](Writer&) {}, [](Reader&) { return true; });
     } catch (const std::exception& error) {
-      base::log_debug("cannot say goodbye to the store: {}", error.what());
+      base::log_debug("cannot send Bye to the store: {}", error.what());
     }
   }
 
@@ -137,9 +137,9 @@ class Client::Connection : public ClosedAfterFork {
     return ended_;
   }
 
-  uint64_t subscribe(std::function<void()> heard) {
+  uint64_t subscribe(std::function<void()> on_news) {
     const std::lock_guard lock(subscriptions_mutex_);
-    subscriptions_.emplace(++last_subscription_, std::move(heard));
+    subscriptions_.emplace(++last_subscription_, std::move(on_news));
     return last_subscription_;
   }
 
@@ -148,13 +148,13 @@ class Client::Connection : public ClosedAfterFork {
     subscriptions_.erase(subscription);
   }
 
-  // All connections of this process, for the goodbye at its end.
+  // All connections of this process, to send Bye at its exit.
   class All {
    public:
     All() {
       ::on_exit(
           [](int status, void*) {
-            if (status == 0) all().say_bye();
+            if (status == 0) all().send_bye();
           },
           nullptr);
     }
@@ -166,10 +166,10 @@ class Client::Connection : public ClosedAfterFork {
       const std::lock_guard lock(mutex_);
       std::erase(all_, one);
     }
-    void say_bye() noexcept {
+    void send_bye() noexcept {
       const std::lock_guard lock(mutex_);
       for (auto* one : all_) {
-        if (!one->in_child()) one->say_bye(Deadline::in(200ms));
+        if (!one->in_child()) one->send_bye(Deadline::in(200ms));
       }
     }
 
@@ -183,10 +183,10 @@ class Client::Connection : public ClosedAfterFork {
   }
 
  private:
-  struct Forgotten {
+  struct ForgetAnswer {
     Connection& connection;
     int64_t id;
-    ~Forgotten() {
+    ~ForgetAnswer() {
       const std::lock_guard lock(connection.mutex_);
       connection.answers_.erase(id);
     }
@@ -219,9 +219,9 @@ class Client::Connection : public ClosedAfterFork {
         pollfd waiting{socket_.get(), POLLOUT, 0};
         ::poll(&waiting, 1, deadline.poll_timeout());
       } else if (errno == EAGAIN) {
-        // Half a frame is worse than none: the next one could not be told from its rest.
+        // After a partial frame the server could not find the beginning of the next one.
         if (sent != 0) ::shutdown(socket_.get(), SHUT_RDWR);
-        throw_timeout(deadline, "rank 0, which hosts it, takes no requests: it is stopped or overloaded");
+        throw_timeout(deadline, "rank 0, which hosts it, accepts no requests: it is stopped or overloaded");
       } else if (errno != EINTR) {
         const int error = errno;
         const std::lock_guard state(mutex_);
@@ -236,25 +236,26 @@ class Client::Connection : public ClosedAfterFork {
     for (;;) {
       if (auto& answer = answers_.at(id)) return std::move(*answer);
       if (!gone_.empty()) throw_gone();
-      const auto heard = heard_;
+      const auto news_before = news_count_;
       if (give_up) {
         lock.unlock();
         give_up();
         lock.lock();
       }
-      if (!changed_.wait_for(lock, deadline.remaining() + kMargin,
-                             [&] { return answers_.at(id) || !gone_.empty() || heard_ != heard; })) {
+      if (!changed_.wait_for(lock, deadline.remaining() + kMargin, [&] {
+            return answers_.at(id) || !gone_.empty() || news_count_ != news_before;
+          })) {
         throw_timeout(deadline, "rank 0, which hosts it, does not answer: it is stopped or overloaded");
       }
     }
   }
 
-  // The thread.
+  // Runs on the background thread.
   void read() {
     std::string why = "its process has ended";
     try {
       for (;;) {
-        while (const auto frame = incoming_.next(kMostFrameBytes)) hear(*frame);
+        while (const auto frame = incoming_.next(kMostFrameBytes)) on_frame(*frame);
         if (!receive(socket_, incoming_, Deadline::in(kForEver), &why)) break;
       }
     } catch (const Malformed& error) {
@@ -263,18 +264,18 @@ class Client::Connection : public ClosedAfterFork {
     {
       const std::lock_guard lock(mutex_);
       if (gone_.empty()) gone_ = why;
-      // It may have said goodbye before.
+      // Unless it sent Bye before.
       ended_.try_emplace(kHostRank, Ended{Ending::Lost, Deadline::Clock::now()});
     }
-    spread();
+    publish_news();
   }
 
-  void hear(const std::string& frame) {
+  void on_frame(const std::string& frame) {
     Reader message(frame);
     const auto id = message.number();
     if (id != 0) {
       const std::lock_guard lock(mutex_);
-      // Whoever has given up waiting is not there any more.
+      // A request that has timed out has no entry any more.
       if (const auto found = answers_.find(id); found != answers_.end()) found->second = frame.substr(8);
       changed_.notify_all();
       return;
@@ -291,17 +292,17 @@ class Client::Connection : public ClosedAfterFork {
                            Ended{what == News::Left ? Ending::Left : Ending::Lost, Deadline::Clock::now()});
       }
     }
-    spread();
+    publish_news();
   }
 
-  void spread() {
+  void publish_news() {
     {
       const std::lock_guard lock(mutex_);
-      ++heard_;
+      ++news_count_;
       changed_.notify_all();
     }
     const std::lock_guard lock(subscriptions_mutex_);
-    for (const auto& [id, heard] : subscriptions_) heard();
+    for (const auto& [id, on_news] : subscriptions_) on_news();
   }
 
   const std::string where_;
@@ -313,11 +314,11 @@ class Client::Connection : public ClosedAfterFork {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, std::optional<std::string>> answers_;  // by request; empty while it is waited for
+  std::map<int64_t, std::optional<std::string>> answers_;  // by request; nullopt until the answer arrives
   std::map<std::string, Failure> failures_;
   std::map<int, Ended> ended_;
-  uint64_t heard_ = 0;  // counts the news
-  std::string gone_;    // why there is no server any more
+  uint64_t news_count_ = 0;
+  std::string gone_;  // why the connection to the server ended; empty while it exists
 
   std::mutex subscriptions_mutex_;
   std::map<uint64_t, std::function<void()>> subscriptions_;
@@ -372,22 +373,24 @@ int64_t Client::count(Deadline deadline) {
 }
 
 void Client::forget(const std::string& prefix, int holders) noexcept {
-  connection_->tell([&](Writer& message) {
+  connection_->notify([&](Writer& message) {
     message.number(static_cast<int64_t>(Ask::Forget)).text(prefix).number(holders);
   });
   connection_->forget_failure(prefix);
 }
 
 void Client::fail(const std::string& topic, const std::string& text) noexcept {
-  connection_->tell(
+  connection_->notify(
       [&](Writer& message) { message.number(static_cast<int64_t>(Ask::Fail)).text(topic).text(text); });
 }
 
 std::optional<Failure> Client::failure(const std::string& topic) const { return connection_->failure(topic); }
 std::map<int, Ended> Client::ended() const { return connection_->ended(); }
-uint64_t Client::subscribe(std::function<void()> heard) { return connection_->subscribe(std::move(heard)); }
+uint64_t Client::subscribe(std::function<void()> on_news) {
+  return connection_->subscribe(std::move(on_news));
+}
 void Client::unsubscribe(uint64_t subscription) { connection_->unsubscribe(subscription); }
 
-void Client::say_goodbye() noexcept { Client::Connection::all().say_bye(); }
+void Client::say_goodbye() noexcept { Client::Connection::all().send_bye(); }
 
 }  // namespace lockstep::store

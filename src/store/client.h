@@ -1,9 +1,9 @@
-// This process's end of the store. Its requests have deadlines, and it hears at once when another rank ends
-// or fails.
+// The client side of the store. Every request has a deadline, and the server notifies the client at once when
+// another rank ends or fails.
 //
-// Thread-safe. A thread of its own reads what the server sends. In a child made by fork() it is closed, and
-// every call throws UsageError. A process that ends with exit(0), or returns 0 from main, says goodbye to the
-// server; one that ends in any other way is lost.
+// Thread-safe. A background thread reads what the server sends. In a child made by fork() the client is
+// closed and every call throws UsageError. A process that ends with exit(0), or returns 0 from main, sends
+// Bye to the server and counts as left; a process that ends in any other way counts as lost.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,13 @@
 
 namespace lockstep::store {
 
-// The rank in whose process the server is.
+// The rank whose process runs the server.
 inline constexpr int kHostRank = 0;
 
 class Client final : public KeyValues {
  public:
-  // Connects, and tries again until the server is there. Throws TimeoutError; MismatchError when the server
-  // has another token or is none.
+  // Connects, and retries until the server is there. Throws TimeoutError; MismatchError if the server has
+  // another token or is not a lockstep store.
   Client(const Address& address, const base::Token& token, int rank, base::Deadline deadline);
   ~Client() override;
 
@@ -37,10 +37,10 @@ class Client final : public KeyValues {
   void fail(const std::string& topic, const std::string& text) noexcept override;
   std::optional<Failure> failure(const std::string& topic) const override;
   std::map<int, Ended> ended() const override;
-  uint64_t subscribe(std::function<void()> heard) override;
+  uint64_t subscribe(std::function<void()> on_news) override;
   void unsubscribe(uint64_t subscription) override;
 
-  // Says goodbye for all clients of this process, as exit(0) does. For those who end with _exit().
+  // Sends Bye for all clients of this process, as exit(0) does. For processes that end with _exit().
   static void say_goodbye() noexcept;
 
  private:

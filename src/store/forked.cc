@@ -17,7 +17,7 @@ struct Registry {
 Registry& registry() {
   static auto* const instance = [] {
     auto* made = new Registry;
-    // The lock is held over the fork, so that the child finds the list whole.
+    // The lock is held during the fork, so that the list is consistent in the child.
     ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
                      [] {
                        for (auto* one : registry().all) one->close_in_child();

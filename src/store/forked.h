@@ -1,5 +1,5 @@
-// Sockets that a forked child must not keep. It shares them with its parent: as long as the child lives, the
-// other side would not see the parent end.
+// Closes sockets in forked children. A child shares its parent's sockets: while the child has them open, the
+// peer does not notice that the parent has ended.
 #pragma once
 
 #include <mutex>
@@ -14,15 +14,15 @@ class ClosedAfterFork {
   ClosedAfterFork(const ClosedAfterFork&) = delete;
   ClosedAfterFork& operator=(const ClosedAfterFork&) = delete;
 
-  // Whether this is a copy in a child of the process that made it.
+  // Whether this object is a copy in a forked child of the process that created it.
   bool in_child() const { return ::getpid() != pid_; }
 
-  // Runs in the child, before fork() returns. Other threads are gone there, whatever they held: take no lock,
-  // close descriptors and nothing else.
+  // Called in the child before fork() returns. The other threads do not exist there, but the locks that they
+  // held are still locked: close descriptors and do nothing else.
   virtual void close_in_child() = 0;
 
  protected:
-  // To be held while what close_in_child() looks at is changed: no fork happens meanwhile.
+  // Hold this lock while changing what close_in_child() reads: it delays forks.
   static std::unique_lock<std::mutex> no_forks();
 
  private:

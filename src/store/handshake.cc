@@ -22,13 +22,13 @@ using base::Deadline;
 
 [[noreturn]] void throw_mismatch(const Address& address, int rank, const std::string& evidence,
                                  const std::string& hint) {
-  throw MismatchError(base::compose({.what = "the job's store cannot be joined",
+  throw MismatchError(base::compose({.what = "cannot join the job's store",
                                      .where = fmt::format("rank {}, store at {}", rank, address.describe()),
                                      .evidence = evidence,
                                      .hint = hint}));
 }
 
-// The next frame; nothing when the connection ended or the deadline is over, with the reason in `why`.
+// The next frame. nullopt, with the reason in `why`, if the connection ended or the deadline has passed.
 std::optional<std::string> next_frame(const base::Fd& socket, Frames& incoming, Deadline deadline,
                                       std::string* why) {
   for (;;) {
@@ -45,13 +45,14 @@ bool shake_hands(const base::Fd& socket, const Address& address, const base::Tok
     Reader asked(*challenge);
     if (asked.text() != kMagic) throw Malformed();
     if (const auto version = asked.number(); version != kVersion) {
-      throw_mismatch(address, rank, fmt::format("it speaks version {}, this process {}", version, kVersion),
+      throw_mismatch(address, rank,
+                     fmt::format("it uses protocol version {}, this process version {}", version, kVersion),
                      "start the same build of the program on every machine");
     }
     const auto theirs = asked.text();
     const auto mine = base::make_nonce();
     const auto hello = Writer().number(rank).text(mine).text(token.prove("client", theirs, mine)).frame();
-    // It fits into the empty buffer of a new socket.
+    // One send is enough: the frame fits into the empty buffer of a new socket.
     if (::send(socket.get(), hello.data(), hello.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(hello.size())) {
       *why = base::errno_text(errno);
@@ -67,13 +68,13 @@ bool shake_hands(const base::Fd& socket, const Address& address, const base::Tok
           "its own");
     }
     if (!token.proves(answer.text(), "server", mine, theirs)) {
-      throw_mismatch(address, rank, "whoever answers there does not know the job's token",
-                     "is another program or job at this port?");
+      throw_mismatch(address, rank, "the process that answers there does not know the job's token",
+                     "check whether another program or job uses this port");
     }
     return true;
   } catch (const Malformed&) {
-    throw_mismatch(address, rank, "whoever answers there is not a store of lockstep",
-                   "another program holds this port: choose another MASTER_PORT");
+    throw_mismatch(address, rank, "the process that answers there is not a store of lockstep",
+                   "another program uses this port: choose another MASTER_PORT");
   }
 }
 
@@ -114,11 +115,11 @@ base::Fd admitted_socket(const Address& address, const base::Token& token, int r
     if (shake_hands(socket, address, token, rank, deadline, incoming, &why)) return socket;
     if (deadline.expired()) {
       throw TimeoutError(
-          base::compose({.what = fmt::format("whoever listens at {} is of no help", address.describe()),
+          base::compose({.what = fmt::format("cannot join the job's store at {}", address.describe()),
                          .where = fmt::format("rank {}", rank),
                          .evidence = why}));
     }
-    // It ended while we spoke, or had too many callers.
+    // The server ended during the handshake, or dropped this connection because it had too many.
     incoming = {};
     std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(50ms, deadline.remaining()));
   }

@@ -1,4 +1,4 @@
-// A client's first words with the server.
+// The handshake between a client and the server.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace lockstep::store {
 
-// Connects and proves the token, and lets the server prove it; tries again when the server goes away
-// meanwhile. What the server has sent beyond that is left in `incoming`. Throws TimeoutError; MismatchError
-// when the other side has another token or is no store.
+// Connects, proves the token to the server and checks the server's proof. Retries if the server closes the
+// connection meanwhile. Bytes that the server has sent after the handshake are left in `incoming`. Throws
+// TimeoutError; MismatchError if the other side has another token or is not a store.
 base::Fd admitted_socket(const Address& address, const base::Token& token, int rank, base::Deadline deadline,
                          Frames& incoming);
 
-// Waits for bytes and adds them. False when the connection has ended (with the reason in `why`) or the
-// deadline is over.
+// Waits for bytes and adds them to `incoming`. Returns false, with the reason in `why`, if the connection has
+// ended or the deadline has passed.
 bool receive(const base::Fd& socket, Frames& incoming, base::Deadline deadline, std::string* why);
 
 }  // namespace lockstep::store

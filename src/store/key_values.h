@@ -1,7 +1,8 @@
-// What lockstep asks of a store, each within a deadline. Its own (client.h) does all of it; LibTorch's can be
-// made to do (comm/foreign_store.h).
+// The interface of a store. lockstep's own (client.h) implements all of it; comm/foreign_store.h adapts those
+// of LibTorch.
 //
-// Thread-safe. Throws TimeoutError when the deadline passes, PeerLostError when the store is gone.
+// Thread-safe. Throws TimeoutError when a deadline passes, PeerLostError when the store cannot be reached any
+// more.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +17,14 @@
 namespace lockstep::store {
 
 // How a rank's process ended.
-enum class Ending { Lost, Left };  // killed, crashed or unreachable; in good order
+enum class Ending { Lost, Left };  // Lost: killed, crashed or unreachable. Left: exited with status 0.
 
 struct Ended {
   Ending how;
   base::Deadline::Clock::time_point since;
 };
 
-// Why a rank has declared a topic (a group of ranks) failed.
+// A rank's declaration that a topic (a group of ranks) has failed.
 struct Failure {
   int rank = 0;
   std::string text;
@@ -33,36 +34,36 @@ struct Failure {
 class KeyValues {
  public:
   using Values = std::vector<std::string>;
-  // Called while a call waits, whenever something may have happened; throws to end the waiting.
+  // Called during a wait whenever a rank's state may have changed. Throws to end the wait.
   using GiveUp = std::function<void()>;
 
   virtual ~KeyValues() = default;
 
   virtual void set(const std::string& key, const std::string& value, base::Deadline deadline) = 0;
-  // Sets it if it has the expected value (empty: also if it is not there); returns the value that is there
-  // now.
+  // Sets the key if it has the expected value (empty: also if the key does not exist). Returns its value
+  // afterwards.
   virtual std::string compare_set(const std::string& key, const std::string& expected,
                                   const std::string& wanted, base::Deadline deadline) = 0;
-  // Waits until all are there.
+  // Blocks until all keys exist.
   virtual Values get(const Values& keys, base::Deadline deadline, const GiveUp& give_up) = 0;
   virtual int64_t add(const std::string& key, int64_t amount, base::Deadline deadline) = 0;
   virtual bool check(const Values& keys, base::Deadline deadline) = 0;
   virtual bool erase(const std::string& key, base::Deadline deadline) = 0;
   virtual int64_t count(base::Deadline deadline) = 0;
 
-  // One of `holders` has no more use for the keys with this prefix; the last one's word erases them. Does not
-  // wait and does not throw.
+  // Declares that one of `holders` no longer needs the keys with this prefix; the last of these calls erases
+  // them. Does not block.
   virtual void forget(const std::string& prefix, int holders) noexcept = 0;
 
-  // Tells all ranks that this one has given up `topic`. Does not throw.
+  // Announces to all ranks that this rank has given up `topic`.
   virtual void fail(const std::string& topic, const std::string& text) noexcept = 0;
   virtual std::optional<Failure> failure(const std::string& topic) const = 0;
-  // The ranks whose processes have ended, as far as is known.
+  // The ranks whose processes are known to have ended.
   virtual std::map<int, Ended> ended() const = 0;
 
-  // `heard` is called, on another thread, after each change of the two above, until it is taken back. When
-  // unsubscribe() returns, it is not being called any more.
-  virtual uint64_t subscribe(std::function<void()> heard) = 0;
+  // Calls `on_news` on another thread after each change of failure() or ended(), until it is unsubscribed.
+  // Once unsubscribe() has returned, no call of it is running.
+  virtual uint64_t subscribe(std::function<void()> on_news) = 0;
   virtual void unsubscribe(uint64_t subscription) = 0;
 };
 

@@ -24,14 +24,14 @@ using namespace std::chrono_literals;
 using base::Deadline;
 
 constexpr auto kHelloTime = 10s;
-// Strangers are those who have not proved anything yet. When there are too many, the oldest makes room; but
-// not before it had a moment to speak: many ranks may arrive at once.
+// Strangers are callers that have not proved the token yet. If there are too many, the oldest is dropped, but
+// not within its first second: many ranks may connect at the same time.
 constexpr size_t kMostStrangers = 256;
-constexpr auto kMomentToSpeak = 1s;
+constexpr auto kLeastHelloTime = 1s;
 constexpr int kAcceptsAtOnce = 32;
-// When the process may open no more descriptors.
+// After accept(2) failed because no descriptor was left.
 constexpr auto kAcceptPause = 100ms;
-// Bytes that one caller may send before the others are served again.
+// Reads from one caller before the others are served again.
 constexpr int kReadsAtOnce = 64;
 
 }  // namespace
@@ -52,12 +52,12 @@ class Server::Loop : public ClosedAfterFork {
       if (wait()) return;
       accept_callers();
       for (auto& link : links_) receive(link);
-      turn_out_strangers();
+      drop_strangers();
       service_.answer_waiting();
-      // This process's own client, which came first, is told last: it may be about to end, and the server
-      // with it.
+      // In reverse order of arrival: this process's own client connected first, and once it is served this
+      // process may exit, and the server with it.
       for (auto link = links_.rbegin(); link != links_.rend(); ++link) send(*link);
-      hang_up();
+      remove_closed();
     }
   }
 
@@ -72,13 +72,13 @@ class Server::Loop : public ClosedAfterFork {
   struct Link {
     base::Fd socket;
     Service::Caller& caller;
-    Deadline patience = Deadline::in(kHelloTime);
-    Deadline moment = Deadline::in(kMomentToSpeak);
+    Deadline hello_due = Deadline::in(kHelloTime);
+    Deadline safe_until = Deadline::in(kLeastHelloTime);
   };
 
   bool accepting() const { return !accept_again_ || accept_again_->expired(); }
 
-  // Returns whether it is time to end.
+  // Returns true once stop() has been called.
   bool wait() {
     std::vector<pollfd> polled{{stop_.get(), POLLIN, 0}};
     for (const auto& listener : listeners_) {
@@ -92,7 +92,7 @@ class Server::Loop : public ClosedAfterFork {
     for (const auto& link : links_) {
       const int events = POLLIN | (link.caller.outgoing.empty() ? 0 : POLLOUT);
       polled.push_back({link.socket.get(), static_cast<short>(events), 0});
-      if (!link.caller.admitted) earliest(link.patience);
+      if (!link.caller.admitted) earliest(link.hello_due);
     }
     ::poll(polled.data(), polled.size(), next.poll_timeout());
     return polled[0].revents != 0;
@@ -104,7 +104,7 @@ class Server::Loop : public ClosedAfterFork {
     for (const auto& listener : listeners_) {
       for (int i = 0; i < kAcceptsAtOnce; ++i) {
         if (strangers() >= kMostStrangers && !make_room()) {
-          accept_again_ = Deadline::in(kAcceptPause);  // they wait at the door, where the kernel keeps them
+          accept_again_ = Deadline::in(kAcceptPause);  // new connections wait in the kernel's queue
           return;
         }
         base::Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -130,16 +130,16 @@ class Server::Loop : public ClosedAfterFork {
   bool make_room() {
     const auto oldest =
         std::find_if(links_.begin(), links_.end(), [](const Link& link) { return !link.caller.admitted; });
-    if (oldest == links_.end() || !oldest->moment.expired()) return false;
+    if (oldest == links_.end() || !oldest->safe_until.expired()) return false;
     service_.remove(oldest->caller);
     const auto lock = no_forks();
     links_.erase(oldest);
     return true;
   }
 
-  void turn_out_strangers() {
+  void drop_strangers() {
     for (auto& link : links_) {
-      if (!link.caller.admitted && link.patience.expired()) service_.end(link.caller);
+      if (!link.caller.admitted && link.hello_due.expired()) service_.end(link.caller);
     }
   }
 
@@ -157,7 +157,7 @@ class Server::Loop : public ClosedAfterFork {
     }
   }
 
-  // Also to those who are turned out, as far as the kernel takes it at once.
+  // Also to callers that are being dropped, as far as the kernel accepts the bytes now.
   void send(Link& link) {
     auto& bytes = link.caller.outgoing;
     while (!bytes.empty()) {
@@ -172,7 +172,7 @@ class Server::Loop : public ClosedAfterFork {
     }
   }
 
-  void hang_up() {
+  void remove_closed() {
     const auto lock = no_forks();
     links_.remove_if([this](Link& link) {
       if (!link.caller.closed) return false;
@@ -195,7 +195,7 @@ Server::Server(std::vector<base::Fd> listeners, base::Token token)
       }) {}
 
 Server::~Server() {
-  if (loop_->in_child()) {  // there is no such thread here
+  if (loop_->in_child()) {  // the thread exists only in the parent
     thread_.detach();
     loop_.release();
     return;

@@ -1,11 +1,12 @@
-// Keeps the keys and values of a job, and knows which of its ranks have ended.
+// Stores the keys and values of a job and tracks which of its ranks have ended.
 //
-// One thread serves all clients and waits for none of them. Whoever connects has to prove that he knows the
-// job's token (docs/security.md); until then he gets little time and little memory, and those who come after
-// him are not held up.
+// One thread serves all clients and never blocks on any of them. Whoever connects must prove knowledge of the
+// job's token (docs/security.md); until then a connection gets little time and memory, and cannot delay
+// others.
 //
-// Thread-safety: construct and destroy it; the rest happens on its own thread. In a child made by fork() it
-// is closed, so that the child keeps nobody waiting for a store whose process has ended.
+// Thread-safety: other threads only construct and destroy the server; all work happens on its own thread. In
+// a child made by fork() the server's sockets are closed, so that clients notice when the parent process
+// ends.
 #pragma once
 
 #include <memory>

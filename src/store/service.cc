@@ -9,7 +9,7 @@ namespace {
 
 using base::Deadline;
 
-// For a client that asks and does not read the answers.
+// The limit for a client that sends requests and does not read the answers.
 constexpr size_t kMostUnreadBytes = 4 * kMostFrameBytes;
 constexpr int64_t kMostRanks = 1 << 24;
 
@@ -29,7 +29,7 @@ Writer answer_to(int64_t request, Outcome outcome = Outcome::Done) {
 
 Service::Caller& Service::add() {
   auto& caller = callers_.emplace_back();
-  say(caller, Writer().text(kMagic).number(kVersion).text(caller.nonce));
+  send(caller, Writer().text(kMagic).number(kVersion).text(caller.nonce));
   return caller;
 }
 
@@ -64,42 +64,42 @@ void Service::admit(Caller& caller, Reader& hello) {
   hello.end();
   if (rank < 0 || rank >= kMostRanks) throw Malformed();
   if (!token_.proves(proof, "client", caller.nonce, nonce)) {
-    say(caller, Writer().text("its token is not the job's").text(""));
+    send(caller, Writer().text("its token is not the job's").text(""));
     return end(caller);
   }
   caller.admitted = true;
   caller.rank = static_cast<int>(rank);
-  say(caller, Writer().text("").text(token_.prove("server", nonce, caller.nonce)));
-  for (const auto& [ended, how] : ended_) say(caller, news(how, ended));
+  send(caller, Writer().text("").text(token_.prove("server", nonce, caller.nonce)));
+  for (const auto& [ended, how] : ended_) send(caller, news(how, ended));
   for (const auto& [topic, failed] : failures_) {
-    say(caller, news(News::Failed, failed.rank, topic, failed.text));
+    send(caller, news(News::Failed, failed.rank, topic, failed.text));
   }
 }
 
 void Service::answer(Caller& caller, Reader& request) {
   const auto id = request.number();
   const auto ask = static_cast<Ask>(request.number());
-  // Everything is read before anything is done: half a request changes nothing.
+  // All arguments are read before anything changes, so that a malformed request has no effect.
   switch (ask) {
     case Ask::Set: {
       const auto key = request.text();
       auto value = request.text();
       request.end();
       table_.set(key, std::move(value));
-      return say(caller, answer_to(id));
+      return send(caller, answer_to(id));
     }
     case Ask::CompareSet: {
       const auto key = request.text();
       const auto expected = request.text();
       auto wanted = request.text();
       request.end();
-      return say(caller, answer_to(id).text(table_.compare_set(key, expected, std::move(wanted))));
+      return send(caller, answer_to(id).text(table_.compare_set(key, expected, std::move(wanted))));
     }
     case Ask::Get: {
       auto keys = request.texts();
       const auto milliseconds = std::clamp<int64_t>(request.number(), 0, int64_t{1} << 40);
       request.end();
-      // Answered with all others that wait, at once if it can be.
+      // answer_waiting() answers it, at once if all keys exist.
       waiting_.push_back(
           {&caller, id, std::move(keys), Deadline::in(std::chrono::milliseconds(milliseconds))});
       return;
@@ -108,21 +108,21 @@ void Service::answer(Caller& caller, Reader& request) {
       const auto key = request.text();
       const auto amount = request.number();
       request.end();
-      return say(caller, answer_to(id).number(table_.add(key, amount)));
+      return send(caller, answer_to(id).number(table_.add(key, amount)));
     }
     case Ask::Check: {
       const auto keys = request.texts();
       request.end();
-      return say(caller, answer_to(id).number(table_.has(keys) ? 1 : 0));
+      return send(caller, answer_to(id).number(table_.has(keys) ? 1 : 0));
     }
     case Ask::Erase: {
       const auto key = request.text();
       request.end();
-      return say(caller, answer_to(id).number(table_.erase(key) ? 1 : 0));
+      return send(caller, answer_to(id).number(table_.erase(key) ? 1 : 0));
     }
     case Ask::Count:
       request.end();
-      return say(caller, answer_to(id).number(table_.count()));
+      return send(caller, answer_to(id).number(table_.count()));
     case Ask::Forget: {
       const auto prefix = request.text();
       const auto holders = request.number();
@@ -140,7 +140,7 @@ void Service::answer(Caller& caller, Reader& request) {
       request.end();
       caller.said_bye = true;
       announce(caller.rank, News::Left);
-      return say(caller, answer_to(id));
+      return send(caller, answer_to(id));
   }
   throw Malformed();
 }
@@ -149,8 +149,8 @@ void Service::answer_waiting() {
   std::erase_if(waiting_, [this](const Waiting& waiting) {
     const auto values = table_.get(waiting.keys);
     if (!values && !waiting.deadline.expired()) return false;
-    say(*waiting.caller, answer_to(waiting.request, values ? Outcome::Done : Outcome::TimedOut)
-                             .texts(values.value_or(std::vector<std::string>{})));
+    send(*waiting.caller, answer_to(waiting.request, values ? Outcome::Done : Outcome::TimedOut)
+                              .texts(values.value_or(std::vector<std::string>{})));
     return true;
   });
 }
@@ -164,20 +164,20 @@ std::optional<Deadline> Service::next_deadline() const {
 
 void Service::fail(const Caller& caller, const std::string& topic, std::string text) {
   const auto [at, first] = failures_.try_emplace(topic, Failed{caller.rank, std::move(text)});
-  if (first) say_to_all(news(News::Failed, at->second.rank, topic, at->second.text));
+  if (first) send_to_all(news(News::Failed, at->second.rank, topic, at->second.text));
 }
 
 void Service::announce(int rank, News how) {
-  if (ended_.try_emplace(rank, how).second) say_to_all(news(how, rank));
+  if (ended_.try_emplace(rank, how).second) send_to_all(news(how, rank));
 }
 
-void Service::say_to_all(const Writer& message) {
+void Service::send_to_all(const Writer& message) {
   for (auto& caller : callers_) {
-    if (caller.admitted) say(caller, message);
+    if (caller.admitted) send(caller, message);
   }
 }
 
-void Service::say(Caller& caller, const Writer& message) {
+void Service::send(Caller& caller, const Writer& message) {
   if (caller.closed) return;
   caller.outgoing += message.frame();
   if (caller.outgoing.size() > kMostUnreadBytes) end(caller);

@@ -1,5 +1,5 @@
-// What the store's server hears and answers, without the sockets: bytes come in for a caller, bytes for
-// callers go out. Not thread-safe.
+// The logic of the store's server without its sockets: it receives the bytes of each caller and queues bytes
+// for callers to be sent. Not thread-safe.
 #pragma once
 
 #include <list>
@@ -18,7 +18,7 @@ namespace lockstep::store {
 
 class Service {
  public:
-  // One connection. Its owner sends `outgoing` and hangs up when it is `closed`.
+  // One connection. Its owner sends `outgoing`, and closes the connection once `closed` is set.
   struct Caller {
     std::string outgoing = {};
     bool admitted = false;  // has proved that it knows the token
@@ -32,14 +32,14 @@ class Service {
 
   explicit Service(base::Token token) : token_(std::move(token)) {}
 
-  // Its address stays until remove().
+  // The reference is valid until remove().
   Caller& add();
   void hear(Caller& caller, const char* bytes, size_t size);
-  // The connection has ended, on whichever side.
+  // The connection has ended, on either side.
   void end(Caller& caller);
   void remove(Caller& caller);
 
-  // Answers those who wait for keys that are there now, or whose time is over.
+  // Answers the Get requests whose keys exist now or whose deadline has passed.
   void answer_waiting();
   std::optional<base::Deadline> next_deadline() const;
 
@@ -59,8 +59,8 @@ class Service {
   void answer(Caller& caller, Reader& request);
   void fail(const Caller& caller, const std::string& topic, std::string text);
   void announce(int rank, News how);
-  void say(Caller& caller, const Writer& message);
-  void say_to_all(const Writer& message);
+  void send(Caller& caller, const Writer& message);
+  void send_to_all(const Writer& message);
 
   const base::Token token_;
   std::list<Caller> callers_;

@@ -7,7 +7,7 @@ namespace lockstep::store {
 std::string Table::compare_set(const std::string& key, const std::string& expected, std::string wanted) {
   const auto found = values_.find(key);
   if (found == values_.end()) {
-    // As c10d: a key that is not there equals the empty expectation, and is not made for another one.
+    // Like c10d's stores: a missing key matches an empty expected value, and is not created for any other.
     if (!expected.empty()) return expected;
     return values_[key] = std::move(wanted);
   }
@@ -27,7 +27,7 @@ std::optional<std::vector<std::string>> Table::get(const std::vector<std::string
 
 int64_t Table::add(const std::string& key, int64_t amount) {
   auto& value = values_[key];
-  // Unsigned: a sum that overflows wraps around instead of being undefined.
+  // Unsigned, because signed overflow is undefined.
   const auto sum = static_cast<uint64_t>(base::parse_int(value).value_or(0)) + static_cast<uint64_t>(amount);
   value = std::to_string(static_cast<int64_t>(sum));
   return static_cast<int64_t>(sum);
@@ -41,7 +41,7 @@ bool Table::has(const std::vector<std::string>& keys) const {
 }
 
 bool Table::forget(const std::string& prefix, int64_t holders) {
-  if (++words_[prefix] < holders) return false;
+  if (++releases_[prefix] < holders) return false;
   const auto erase_from = [&](auto& map) {
     auto first = map.lower_bound(prefix);
     auto last = first;
@@ -49,7 +49,7 @@ bool Table::forget(const std::string& prefix, int64_t holders) {
     map.erase(first, last);
   };
   erase_from(values_);
-  erase_from(words_);
+  erase_from(releases_);
   return true;
 }
 

@@ -59,7 +59,7 @@ std::string Reader::text() {
 
 std::vector<std::string> Reader::texts() {
   const auto count = static_cast<uint64_t>(number());
-  // Each has at least its length: what is announced cannot be more than what is there.
+  // Each text takes at least the eight bytes of its length, which bounds a count that can be right.
   if (count > rest_.size() / 8) throw Malformed();
   std::vector<std::string> values;
   for (uint64_t i = 0; i < count; ++i) values.push_back(text());
@@ -78,7 +78,7 @@ std::optional<std::string> Frames::next(size_t most_bytes) {
   if (rest.size() < kLengthBytes + size) return std::nullopt;
   std::string frame(rest.substr(kLengthBytes, size));
   taken_ += kLengthBytes + size;
-  // Not at each frame: a client may send many small ones at once.
+  // Not after each frame: erasing moves the rest, and a client may send many small frames at once.
   if (taken_ == bytes_.size() || taken_ > (1 << 16)) {
     bytes_.erase(0, taken_);
     taken_ = 0;

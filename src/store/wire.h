@@ -1,8 +1,8 @@
-// How the store's clients and its server put messages into bytes.
+// The encoding of messages between the store's clients and its server.
 //
-// A frame is its length, four bytes with the lowest first, and that many bytes. In it, numbers have eight
-// bytes and texts are preceded by their length. Bytes from a connection are data: reading past the end, or
-// leaving something unread, throws Malformed and nothing else happens.
+// A frame is a length (four bytes, little-endian) followed by that many bytes. Within a frame, a number takes
+// eight bytes, and a text is preceded by its length. Bytes from a connection are untrusted: reading past the
+// end of a frame, or leaving bytes unread, throws Malformed without side effects.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class Reader {
   int64_t number();
   std::string text();
   std::vector<std::string> texts();
-  // Throws unless everything has been read.
+  // Throws Malformed unless everything has been read.
   void end() const;
 
  private:
@@ -43,12 +43,12 @@ class Reader {
   std::string_view rest_;
 };
 
-// Bytes as they arrive, frame by frame.
+// Splits received bytes into frames.
 class Frames {
  public:
   void add(const char* bytes, size_t size) { bytes_.append(bytes, size); }
-  // What the next complete frame holds. Throws Malformed for one of more than `most_bytes`, as soon as that
-  // is known.
+  // The contents of the next frame, once it is complete. Throws Malformed as soon as its length is known to
+  // exceed `most_bytes`.
   std::optional<std::string> next(size_t most_bytes);
 
  private:

@@ -1,4 +1,4 @@
-// CPU affinity of this thread and of this process.
+// Sets the CPU affinity of the calling thread and of this process.
 #include <algorithm>
 #include <array>
 #include <climits>
@@ -13,8 +13,8 @@ namespace lockstep::tuning {
 
 namespace {
 
-// A mask on the stack, since the caller may stand between fork and exec, where malloc's locks may be held by
-// threads that no longer exist. cpu_set_t ends at 1024 CPUs; the kernel takes masks longer than its own.
+// On the stack, because it is also used between fork and exec, where threads that no longer exist may hold
+// malloc's locks. cpu_set_t is limited to 1024 CPUs; the kernel accepts masks longer than its own.
 class CpuMask {
  public:
   explicit CpuMask(const std::vector<int>& cpus) noexcept {
@@ -22,7 +22,7 @@ class CpuMask {
       if (cpu >= 0 && cpu < kMostCpus) words_[cpu / kBits] |= 1UL << (cpu % kBits);
     }
   }
-  bool give_to(pid_t thread) const noexcept {
+  bool apply_to(pid_t thread) const noexcept {
     return ::sched_setaffinity(thread, sizeof words_, reinterpret_cast<const cpu_set_t*>(words_.data())) == 0;
   }
 
@@ -35,14 +35,15 @@ class CpuMask {
 }  // namespace
 
 bool bind_this_thread(const std::vector<int>& cpus) noexcept {
-  return cpus.empty() || CpuMask(cpus).give_to(0);
+  return cpus.empty() || CpuMask(cpus).apply_to(0);
 }
 
 bool bind_this_process(const std::vector<int>& cpus) {
   if (cpus.empty()) return true;
   const CpuMask mask(cpus);
-  if (!mask.give_to(0)) return false;
-  // A thread that is not bound yet may start another one while we look: go on until a look shows nothing new.
+  if (!mask.apply_to(0)) return false;
+  // A thread that is not bound yet may start another one during the scan: repeat until a scan finds no new
+  // one.
   std::set<int64_t> bound;
   for (bool found = true; found;) {
     found = false;
@@ -51,7 +52,7 @@ bool bind_this_process(const std::vector<int>& cpus) {
       const auto thread = base::parse_int(entry.path().filename());
       if (!thread || !bound.insert(*thread).second) continue;
       found = true;
-      mask.give_to(static_cast<pid_t>(*thread));  // fails only for a thread that has ended meanwhile
+      mask.apply_to(static_cast<pid_t>(*thread));  // fails only if the thread has ended
     }
   }
   return true;

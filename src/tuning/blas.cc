@@ -25,7 +25,7 @@ std::vector<std::string> loaded_libraries() {
   return paths;
 }
 
-// Through Debian's alternatives to the file itself.
+// Follows Debian's alternatives to the actual file.
 std::string resolved(const std::string& path) {
   std::error_code failed;
   const auto real = std::filesystem::canonical(path, failed);
@@ -34,7 +34,7 @@ std::string resolved(const std::string& path) {
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-// libblas.so.3 is any of them on Debian: the folder it resolves to says which.
+// On Debian, libblas.so.3 may be any of them; the folder it resolves to identifies it.
 BlasKind kind_of(std::string_view path) {
   const auto file = path.substr(path.rfind('/') + 1);
   if (has(file, "openblas")) return BlasKind::OpenBlas;
@@ -48,8 +48,8 @@ BlasKind kind_of(std::string_view path) {
   return BlasKind::Reference;
 }
 
-// OpenBLAS's own functions. It may have come in as a dependency of libblas.so.3, loaded by a plugin and so
-// not among the global symbols: ask the library itself. Some builds with 64-bit integers add a suffix.
+// Looks a function of OpenBLAS up in the library itself: if a plugin has loaded it as a dependency of
+// libblas.so.3, it is not among the global symbols. Some builds with 64-bit integers add a suffix.
 template <class Function>
 Function* openblas_function(const std::string& name) {
   for (const auto& path : loaded_libraries()) {
@@ -58,7 +58,7 @@ Function* openblas_function(const std::string& name) {
     if (library == nullptr) continue;
     void* symbol = ::dlsym(library, name.c_str());
     if (symbol == nullptr) symbol = ::dlsym(library, (name + "64_").c_str());
-    ::dlclose(library);  // gives back only the reference that dlopen took
+    ::dlclose(library);  // drops only the reference that dlopen took
     if (symbol != nullptr) return reinterpret_cast<Function*>(symbol);
   }
   return nullptr;
@@ -68,14 +68,14 @@ Function* openblas_function(const std::string& name) {
 
 Blas loaded_blas() {
   Blas blas;
-  // The library that the matrix product comes from. Others may be loaded beside it: LAPACK often brings
-  // OpenBLAS along while the reference BLAS multiplies.
+  // The library that provides the matrix product. Others may be loaded as well: LAPACK often depends on
+  // OpenBLAS while the reference BLAS provides the product.
   Dl_info gemm{};
   if (void* symbol = ::dlsym(RTLD_DEFAULT, "sgemm_"); symbol != nullptr && ::dladdr(symbol, &gemm) != 0) {
     blas.path = resolved(gemm.dli_fname);
     blas.kind = kind_of(blas.path);
   }
-  // Not among the global symbols: go by the names of what is loaded.
+  // If it is not among the global symbols, use the names of the loaded libraries.
   for (const auto& path : loaded_libraries()) {
     if (blas.kind != BlasKind::Unknown) break;
     blas.path = resolved(path);

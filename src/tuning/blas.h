@@ -1,5 +1,4 @@
-// Which BLAS this process has really loaded. On Debian that is a matter of alternatives, not of what was
-// linked.
+// Detects the BLAS that this process has loaded. On Debian, alternatives decide that, not the link line.
 #pragma once
 
 #include <optional>
@@ -11,10 +10,10 @@ enum class BlasKind { OpenBlas, Mkl, Blis, Atlas, Reference, Unknown };
 
 struct Blas {
   BlasKind kind = BlasKind::Unknown;
-  std::string path;            // resolved; empty when LibTorch carries its BLAS inside
-  std::string config;          // OpenBLAS: version and options of its build
-  std::string core;            // OpenBLAS: the processor it chose its kernels for
-  std::optional<int> threads;  // OpenBLAS: the size of its pool now
+  std::string path;            // resolved; empty if LibTorch has its BLAS linked in
+  std::string config;          // OpenBLAS: its version and build options
+  std::string core;            // OpenBLAS: the processor type of the selected kernels
+  std::optional<int> threads;  // OpenBLAS: the current size of its thread pool
 };
 
 Blas loaded_blas();

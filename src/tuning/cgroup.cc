@@ -23,8 +23,8 @@ bool in_comma_list(std::string_view list, std::string_view word) {
   return false;
 }
 
-// The path of this process in the hierarchy of `controller` ("" for version 2), from lines such as
-// "4:cpu,cpuacct:/docker/17ab" and "0::/user.slice".
+// The path of this process's group in the hierarchy of `controller` ("" for version 2), parsed from lines
+// such as "4:cpu,cpuacct:/docker/17ab" and "0::/user.slice".
 std::optional<std::string> group_path(const fs::path& root, std::string_view controller) {
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
@@ -39,9 +39,8 @@ std::optional<std::string> group_path(const fs::path& root, std::string_view con
 }
 
 struct Mount {
-  std::string
-      top;  // which group of the hierarchy is mounted: not "/" in a container without a namespace for it
-  std::string point;  // where
+  std::string top;    // the mounted group; not "/" in a container without a cgroup namespace
+  std::string point;  // where it is mounted
 };
 
 // Lines of mountinfo: "id parent dev top point options [tags…] - type source superoptions".
@@ -62,7 +61,7 @@ std::optional<Mount> hierarchy_mount(const fs::path& root, std::string_view cont
   return std::nullopt;
 }
 
-// The directories to look in, from the process's own group upwards.
+// The directories to search, from the process's own group upwards.
 std::vector<fs::path> group_directories(const fs::path& root, std::string_view controller) {
   auto path = group_path(root, controller);
   const auto mount = hierarchy_mount(root, controller);
@@ -75,7 +74,8 @@ std::vector<fs::path> group_directories(const fs::path& root, std::string_view c
   const fs::path point = root / fs::path(mount->point).relative_path();
   std::vector<fs::path> directories;
   fs::path group = fs::path(*path).relative_path().lexically_normal();
-  // A path that leads out of what is mounted here ("/../other") is a group above it, which we cannot see.
+  // A path that leads out of the mounted tree ("/../other") names a group above it, which is not visible
+  // here.
   if (!group.empty() && *group.begin() == "..") group.clear();
   for (; !group.empty(); group = group.parent_path()) directories.push_back(point / group);
   directories.push_back(point);
@@ -86,7 +86,7 @@ template <class Number>
 std::optional<Number> read_number(const fs::path& file) {
   std::ifstream stream(file);
   Number number;
-  if (!(stream >> number)) return std::nullopt;  // "max" ends here too
+  if (!(stream >> number)) return std::nullopt;  // also for "max"
   return number;
 }
 
@@ -109,7 +109,7 @@ std::optional<double> quota_v1(const fs::path& group) {
   return *budget / *period;
 }
 
-// Version 1 says "none" by the largest multiple of the page size that fits.
+// In version 1, no limit is represented by the largest multiple of the page size that fits.
 std::optional<int64_t> memory_v1(const fs::path& group) {
   const auto bytes = read_number<int64_t>(group / "memory.limit_in_bytes");
   return bytes && *bytes < INT64_MAX - (1 << 20) ? bytes : std::nullopt;

@@ -1,7 +1,7 @@
-// The limits that this process's control groups set: version 2, version 1, or both side by side.
+// The limits of this process's control groups: version 2, version 1, or both side by side.
 //
-// A group is bound by its own limit and by those of every group above it, so each answer is the smallest on
-// the way from the process's group up to the mount point. What cannot be read does not limit.
+// The limits of all groups above a group apply to it as well, so each function returns the smallest limit
+// between the process's group and the mount point. A file that cannot be read counts as no limit.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lockstep::tuning {
 
-// CPUs' worth of time: 2.5 for 250 ms of every 100 ms. None: no limit.
+// CPU time as a number of CPUs: 2.5 for 250 ms in every 100 ms. nullopt: no limit.
 std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 std::optional<int64_t> memory_limit_bytes(const std::filesystem::path& root = "/");
 

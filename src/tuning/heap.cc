@@ -11,19 +11,19 @@ namespace lockstep::tuning {
 namespace {
 
 struct Setting {
-  int option;  // of mallopt
+  int option;  // of mallopt(3)
   int value;
   const char* variable;
   const char* text;
-  // The user's own choice in the same matter: other variables, and names in GLIBC_TUNABLES.
+  // With any of these, the user has made this choice: variables, and names in GLIBC_TUNABLES.
   std::array<const char*, 2> variables;
   std::array<const char*, 2> tunables;
 };
 
-// glibc serves a large block by mmap and gives it back when it is freed, and gives back what is free at the
-// end of the heap. Either way the next step faults the same memory in again, page by page, zeroed by the
-// kernel. Forbidding mmap reaches further than a higher threshold, which glibc documents up to 32 MiB only.
-// docs/tuning.md has the figures.
+// glibc allocates large blocks with mmap and unmaps them when they are freed, and it returns free memory at
+// the end of the heap to the kernel. Either way the next step faults the same memory in again, page by page,
+// zeroed by the kernel. mmap is disabled because glibc documents a higher threshold only up to 32 MiB.
+// Measurements: docs/tuning.md.
 constexpr std::array kSettings = {
     Setting{M_MMAP_MAX,
             0,
@@ -31,7 +31,7 @@ constexpr std::array kSettings = {
             "0",
             {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_"},
             {"glibc.malloc.mmap_max=", "glibc.malloc.mmap_threshold="}},
-    // As size_t, -1 is more than any heap can have to spare.
+    // -1 as size_t is larger than any amount of free memory at the end of the heap.
     Setting{M_TRIM_THRESHOLD,
             -1,
             "MALLOC_TRIM_THRESHOLD_",
@@ -40,8 +40,8 @@ constexpr std::array kSettings = {
             {"glibc.malloc.trim_threshold=", "glibc.malloc.trim_threshold="}},
 };
 
-// Transparent huge pages for the heap, where the kernel leaves that to the program. Only at start: there is
-// no mallopt for it.
+// Transparent huge pages for the heap, if the kernel leaves the choice to programs (madvise). Only possible
+// at the start of a process: mallopt(3) has no such option.
 constexpr const char* kHugePages = "glibc.malloc.hugetlb=";
 
 std::string user_tunables() { return base::env_string("GLIBC_TUNABLES").value_or(""); }

@@ -1,4 +1,4 @@
-// The settings of the C library's heap, in the two forms they are given in.
+// Settings of the C library's heap for a new process.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace lockstep::tuning {
 
-// For a process about to be started: MALLOC_* variables, and GLIBC_TUNABLES with the user's own in front.
-// What the user has set, in either of glibc's spellings, stays. (keep_heap() in tuning/plan.h is for a
-// process that runs already.)
+// Environment variables for a process that is about to be started: MALLOC_* and GLIBC_TUNABLES, the latter
+// with the user's own tunables first. Whatever the user has set, in either of glibc's spellings, is kept. For
+// a running process use keep_heap() (tuning/plan.h).
 std::vector<std::pair<std::string, std::string>> heap_environment();
 
 }  // namespace lockstep::tuning

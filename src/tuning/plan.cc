@@ -16,15 +16,16 @@ namespace {
 
 bool is_set(const char* name) { return base::env_string(name).has_value(); }
 
-// OpenMP has been told where to put its threads. It does so when it is loaded, and binds the thread that
-// loads it, so that what this process was given can no longer be seen: leave affinity and threads to it.
+// Whether the user has asked OpenMP to bind its threads. The OpenMP runtime does so when it is loaded, and
+// also binds the thread that loads it. The original affinity of this process is then unknown, so affinity and
+// threads are left to OpenMP.
 bool openmp_binds() {
   const auto bind = base::env_string("OMP_PROC_BIND");
   if (bind) return *bind != "false" && *bind != "FALSE";
   return is_set("GOMP_CPU_AFFINITY") || is_set("KMP_AFFINITY") || is_set("OMP_PLACES");
 }
 
-// [first, last) of `total` things for share `index` of `count`; sizes differ by at most one.
+// The range [first, last) of `total` elements for share `index` of `count`. Sizes differ by at most one.
 std::pair<int, int> share(int total, int index, int count) {
   return {static_cast<int>(int64_t{total} * index / count),
           static_cast<int>(int64_t{total} * (index + 1) / count)};
@@ -38,9 +39,8 @@ std::vector<int> cpus_of(const std::vector<Core>& cores, std::pair<int, int> ran
   return cpus;
 }
 
-// How many ranks each node takes so that no rank straddles two nodes: one rank after the other goes to the
-// node that then leaves the most cores to each of its ranks, which makes the smallest share as large as it
-// can be.
+// The number of ranks on each NUMA node if no rank may span two nodes. Assigns one rank after the other to
+// the node with the most cores per rank afterwards, which maximises the smallest share.
 std::vector<int> ranks_of_each_node(const std::vector<std::vector<Core>>& nodes, int ranks) {
   std::vector<int> taken(nodes.size(), 0);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -79,8 +79,8 @@ std::vector<int> cpus_for(const Topology& topology, int rank, int ranks, int thr
     before = &cpu;
   }
 
-  // Whole nodes first, unless that gives some rank fewer cores than it has threads: all wait for the slowest,
-  // and a rank short of cores is slower than one that reaches across to another node.
+  // Keep each rank on one node, unless some rank would then have fewer cores than threads: all ranks wait for
+  // the slowest, and a rank without enough cores is slower than one that spans two nodes.
   const auto taken = ranks_of_each_node(nodes, ranks);
   bool enough = true;
   for (size_t node = 0; node < nodes.size(); ++node) {
@@ -107,7 +107,7 @@ Switches switches_from_environment() {
 Plan plan_on(const Topology& topology, int local_rank, int local_world_size, const Switches& switches) {
   if (local_rank < 0 || local_rank >= local_world_size) {
     throw UsageError(base::compose(
-        {.what = "cannot plan for this rank",
+        {.what = "cannot choose CPUs and threads for this rank",
          .evidence = fmt::format("local rank {} is not among {} local ranks", local_rank, local_world_size),
          .hint = "check LOCAL_RANK and LOCAL_WORLD_SIZE"}));
   }
@@ -115,7 +115,7 @@ Plan plan_on(const Topology& topology, int local_rank, int local_world_size, con
   const bool by_hand = openmp_binds();
   const int share_of_cores = std::max(topology.usable_cores() / local_world_size, 1);
   if (!is_set("OMP_NUM_THREADS")) plan.threads = switches.threads.value_or(by_hand ? 0 : share_of_cores);
-  // A rank that is alone has nobody to keep away from.
+  // A single rank needs no binding: no other rank competes for its cores.
   if (switches.bind && local_world_size > 1 && !by_hand) {
     plan.cpus = cpus_for(topology, local_rank, local_world_size, share_of_cores);
   }
@@ -128,11 +128,12 @@ Plan plan_for(int local_rank, int local_world_size, const Switches& switches) {
 
 std::vector<std::pair<std::string, std::string>> environment_of(const Plan& plan) {
   std::vector<std::pair<std::string, std::string>> variables;
-  // LibTorch and MKL go by OpenMP's number, and OpenBLAS does unless OPENBLAS_NUM_THREADS says otherwise.
+  // LibTorch and MKL use OpenMP's number of threads, and so does OpenBLAS unless OPENBLAS_NUM_THREADS is set.
   if (plan.threads > 0 && !is_set("OMP_NUM_THREADS")) {
     variables.emplace_back("OMP_NUM_THREADS", std::to_string(plan.threads));
   }
-  // A pool without work gives its cores up: to the other pool, and to whatever else runs on this machine.
+  // Idle threads sleep instead of spinning, which frees their cores for the other thread pool and other
+  // programs.
   if (plan.threads > 1) {
     if (!is_set("OMP_WAIT_POLICY") && !is_set("GOMP_SPINCOUNT")) {
       variables.emplace_back("OMP_WAIT_POLICY", "passive");

@@ -1,7 +1,7 @@
-// How a rank should use the machine it runs on: its CPUs, its threads, its heap.
+// Plans how a rank uses its machine: CPUs, threads, heap.
 //
-// `lockstep run` plans for the workers it starts; init_process_group plans for itself, whoever started the
-// process. Nothing here needs LibTorch, and nothing overrides what the user has set.
+// `lockstep run` plans for the workers that it starts; init_process_group plans for its own process, whatever
+// started it. Does not need LibTorch, and never overrides what the user has set.
 #pragma once
 
 #include <optional>
@@ -16,39 +16,39 @@ namespace lockstep::tuning {
 struct Switches {
   bool bind = true;            // LOCKSTEP_BIND
   bool heap = true;            // LOCKSTEP_HEAP
-  std::optional<int> threads;  // LOCKSTEP_THREADS; 0: leave alone
+  std::optional<int> threads;  // LOCKSTEP_THREADS; 0: do not change
 };
-// Throws UsageError when one of the variables makes no sense.
+// Throws UsageError if one of the variables has an invalid value.
 Switches switches_from_environment();
 
 struct Plan {
-  std::vector<int> cpus;  // empty: affinity left alone
-  int threads = 0;        // 0: left alone
+  std::vector<int> cpus;  // empty: do not change the affinity
+  int threads = 0;        // 0: do not change
   bool keep_heap = false;
 };
 
-// The CPUs of this process are shared by `local_world_size` ranks; this is the plan for one of them. Throws
-// UsageError when local_rank is not below local_world_size.
+// The plan for one of `local_world_size` ranks that share the CPUs of this process. Throws UsageError unless
+// local_rank is in [0, local_world_size).
 Plan plan_for(int local_rank, int local_world_size, const Switches& switches);
-// The same on any machine: looks at nothing but its arguments and the user's OpenMP variables.
+// The same for any machine: depends only on its arguments and the user's OpenMP variables.
 Plan plan_on(const Topology& topology, int local_rank, int local_world_size, const Switches& switches);
 
-// What a worker's environment gets before exec, in place of a value that may be there. Nothing in it
-// overrides a choice of the user's: GLIBC_TUNABLES comes with the user's own in it.
+// Variables to set in a worker's environment before exec, replacing values of the same name. They override no
+// choice of the user: GLIBC_TUNABLES includes the user's own tunables.
 std::vector<std::pair<std::string, std::string>> environment_of(const Plan& plan);
 
-// Binds the calling thread, and those that it starts. Does not allocate: it may be called between fork and
-// exec. An empty set changes nothing. Returns false when the kernel refuses.
+// Binds the calling thread and the threads that it will start. Does not allocate, so it may be called between
+// fork and exec. An empty set changes nothing. Returns false if the kernel refuses.
 bool bind_this_thread(const std::vector<int>& cpus) noexcept;
-// The same for every thread of this process.
+// Binds every thread of this process.
 bool bind_this_process(const std::vector<int>& cpus);
 
-// Makes the C library keep the memory that is freed, from now on; what the user has set in MALLOC_* variables
-// or GLIBC_TUNABLES stays. docs/tuning.md says what it costs.
+// From now on the C library keeps freed memory instead of returning it to the kernel. What the user has set
+// in MALLOC_* variables or GLIBC_TUNABLES is kept. Costs: docs/tuning.md.
 void keep_heap();
 
-// OpenBLAS has a thread pool of its own, which at::set_num_threads leaves as it is. Returns false when no
-// OpenBLAS is loaded.
+// Sets the size of OpenBLAS's own thread pool, which at::set_num_threads does not change. Returns false if
+// OpenBLAS is not loaded.
 bool set_blas_threads(int threads);
 
 }  // namespace lockstep::tuning

@@ -48,10 +48,10 @@ std::map<int, int> node_of_each_cpu(const fs::path& root) {
   return nodes;
 }
 
-// The lowest CPU of the core identifies it. core_id does not: each socket numbers its cores from 0.
+// The lowest CPU of a core identifies it. core_id does not: each socket numbers its cores from 0.
 int core_of(int cpu, const fs::path& topology) {
-  for (const char* name :
-       {"core_cpus_list", "thread_siblings_list"}) {  // the name from Linux 5.3 on, and before
+  // The names since Linux 5.3 and before.
+  for (const char* name : {"core_cpus_list", "thread_siblings_list"}) {
     const auto siblings = parse_cpu_list(first_line(topology / name).value_or(""));
     if (std::find(siblings.begin(), siblings.end(), cpu) != siblings.end()) return siblings.front();
   }
@@ -80,13 +80,13 @@ int Topology::nodes() const {
 }
 
 int Topology::usable_cores() const {
-  // Rounded down: a thread that gets half a core's time makes the others wait for it.
+  // Rounded down: other threads would wait for one that gets only part of a core's time.
   const int by_quota = quota && *quota < cores() ? static_cast<int>(*quota) : cores();
   return std::max(by_quota, 1);
 }
 
 std::vector<int> affinity_of(int pid) {
-  // The kernel refuses a mask shorter than its own, and does not say how long that is.
+  // The kernel rejects a mask shorter than its own, and does not report the required size.
   for (int most = 1024; most <= 1 << 20; most *= 2) {
     cpu_set_t* mask = CPU_ALLOC(most);
     if (mask == nullptr) return {};
@@ -112,7 +112,7 @@ Topology read_topology(const std::vector<int>& allowed, const fs::path& root) {
     const auto node = nodes.find(id);
     topology.cpus.push_back({.id = id,
                              .node = node == nodes.end() ? 0 : node->second,
-                             // Machines without sockets in this sense say -1.
+                             // -1 on machines that do not report sockets.
                              .package = std::max(number_in(files / "physical_package_id").value_or(0), 0),
                              .core = core_of(id, files)});
   }

@@ -1,7 +1,7 @@
-// The CPUs that this process may use, and how they hang together.
+// The CPUs that this process may use, and their cores, sockets and NUMA nodes.
 //
-// Everything is read below a root directory, "/" outside of tests. Containers hide parts of /sys: a CPU whose
-// files are missing is a core of its own, on node 0.
+// All files are read below a root directory, which is "/" except in tests. Containers hide parts of /sys: a
+// CPU without files counts as a core of its own on node 0.
 #pragma once
 
 #include <filesystem>
@@ -16,12 +16,12 @@ struct Cpu {
   int id = 0;
   int node = 0;     // NUMA node
   int package = 0;  // socket
-  int core = 0;     // the lowest id among the CPUs of the same physical core, allowed or not
+  int core = 0;  // the lowest CPU id of the same physical core, whether this process may use that CPU or not
 };
 
 struct Topology {
-  std::vector<Cpu> cpus;        // ordered by node, package, core, id: SMT siblings stand together
-  std::optional<double> quota;  // CPUs' worth of time that the cgroup allows; none: no limit
+  std::vector<Cpu> cpus;        // ordered by node, package, core, id: SMT siblings are adjacent
+  std::optional<double> quota;  // CPU time that the cgroup allows, as a number of CPUs; nullopt: no limit
 
   int cores() const;  // physical cores with at least one allowed CPU
   int packages() const;
@@ -30,12 +30,12 @@ struct Topology {
   int usable_cores() const;
 };
 
-// sched_getaffinity of a thread or process (0: the calling thread), ascending. Empty when it cannot be read.
+// sched_getaffinity(2) of a thread or process (0: the calling thread), ascending. Empty if it cannot be read.
 std::vector<int> affinity_of(int pid = 0);
 
 Topology read_topology(const std::vector<int>& allowed, const std::filesystem::path& root = "/");
 
-// "0-3,8,10-11", as the kernel writes it and taskset takes it.
+// "0-3,8,10-11": the format of the kernel and of taskset(1).
 std::string format_cpu_list(std::vector<int> cpus);
 std::vector<int> parse_cpu_list(std::string_view text);
 

@@ -61,11 +61,11 @@ TEST(Arguments, ShortFormsOfTheNumberOfWorkers) {
         Words{"--no-bind", "-np", "4", "p", "-np", "9"},
         Words{"--log-dir", "d", "-np", "4", "--", "p", "-np", "9"}}) {
     EXPECT_EQ(parse(words).nproc, 4);
-    EXPECT_EQ(parse(words).command, (Words{"p", "-np", "9"})) << "the program's own";
+    EXPECT_EQ(parse(words).command, (Words{"p", "-np", "9"})) << "the program's own arguments";
   }
   EXPECT_EQ(parse({"-n", "cpu", "p"}).nproc, available_cores());
   EXPECT_EQ(parse({"-n", "2", "--nproc-per-node", "3", "p"}).nproc, 3);
-  EXPECT_NE(refusal({"-n", "0", "p"}).find("--nproc-per-node \"0\" is not usable"), std::string::npos);
+  EXPECT_NE(refusal({"-n", "0", "p"}).find("--nproc-per-node \"0\" is invalid"), std::string::npos);
   EXPECT_NE(refusal({"-np"}), "accepted");
   const auto help = std::get<HelpText>(parse_run_arguments({"--help"})).text;
   EXPECT_NE(help.find("-n, --nproc-per-node N|auto|cpu|gpu"), std::string::npos) << help;
@@ -79,7 +79,7 @@ TEST(Arguments, KnowsWhetherTheNumberWasGiven) {
   ::unsetenv("PET_NPROC_PER_NODE");
 }
 
-TEST(Arguments, TheNodeTimeoutIsNotTooShort) {
+TEST(Arguments, AShortNodeTimeoutIsRejected) {
   EXPECT_EQ(parse({"--node-timeout", "1", "p"}).node_timeout, std::chrono::seconds(1));
   for (const char* bad : {"0", "0.9", "-1", "x", "nan"}) {
     EXPECT_NE(refusal({"--node-timeout", bad, "p"}).find("--node-timeout"), std::string::npos) << bad;
@@ -103,7 +103,7 @@ TEST(Arguments, TheLastOfSeveralCounts) {
 TEST(Arguments, NumberOfWorkers) {
   for (const char* bad : {"0", "-1", "abc", "2.5", "", "4097", "99999999999999999999"}) {
     const auto text = refusal({"--nproc-per-node", bad, "p"});
-    EXPECT_NE(text.find(std::string("--nproc-per-node \"") + bad + "\" is not usable"), std::string::npos)
+    EXPECT_NE(text.find(std::string("--nproc-per-node \"") + bad + "\" is invalid"), std::string::npos)
         << text;
     EXPECT_NE(text.find("\nhint: "), std::string::npos) << text;
   }
@@ -114,7 +114,7 @@ TEST(Arguments, NumberOfWorkers) {
   }
 }
 
-TEST(Arguments, UnknownFlagsAreNamedAndANearOneSuggested) {
+TEST(Arguments, UnknownFlagsAreNamedAndASimilarOneSuggested) {
   EXPECT_NE(refusal({"--nproc-per-nod", "2", "p"})
                 .find("unknown flag --nproc-per-nod\nhint: did you mean --nproc-per-node?"),
             std::string::npos);
@@ -150,7 +150,7 @@ TEST(Arguments, Nodes) {
   EXPECT_EQ(parse({"--master-port", "1234", "p"}).port, 1234);
 }
 
-TEST(Arguments, NodesThatMakeNoSense) {
+TEST(Arguments, InvalidNodes) {
   EXPECT_NE(refusal({"--nnodes", "1:4", "p"}).find("comes with elastic membership"), std::string::npos);
   EXPECT_NE(refusal({"--nnodes", "0", "p"}).find("\"0\""), std::string::npos);
   EXPECT_NE(refusal({"--nnodes", "2", "p"}).find("--rdzv-endpoint"), std::string::npos);

@@ -9,15 +9,15 @@
 namespace lockstep::launch {
 namespace {
 
-Failure some_failure() {
-  Failure failure{
+RankEnd some_failure() {
+  RankEnd failure{
       .rank = 5, .local_rank = 1, .host = "h", .pid = 12, .wait_status = 11, .last_lines = {"a\"b", "c"}};
   failure.note = base::Note{"TimeoutError", "rank 3 is missing\nhint: look", {3}, true};
   failure.culprits = {{.rank = 3, .local_rank = 1, .host = "i", .ended = true, .pid = 13}};
   return failure;
 }
 
-TEST(Control, MessagesSurviveTheTrip) {
+TEST(Control, DecodingReversesEncoding) {
   const Challenge challenge{.nonce = "0a", .has_token = true};
   EXPECT_EQ(decode_challenge(encode(challenge)), challenge);
   const Hello hello{.nonce = "1b",
@@ -56,14 +56,14 @@ TEST(Control, MessagesSurviveTheTrip) {
   EXPECT_EQ(decode_order(encode(order)), order);
 }
 
-TEST(Control, ALineIsOneLine) {
+TEST(Control, AMessageIsOneLine) {
   Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = some_failure()};
   order.failure->last_lines = {"with\nnewline", std::string("\xff\x00\x80", 3)};
   EXPECT_EQ(encode(order).find('\n'), std::string::npos);
   EXPECT_TRUE(decode_order(encode(order)));
 }
 
-TEST(Control, WhatIsNotExactlyRightIsRefused) {
+TEST(Control, InvalidLinesAreRejected) {
   const Hello hello{.run_id = "j", .nnodes = 3, .nproc = 4, .host = "h"};
   for (const std::string& line :
        {std::string(), std::string("{}"), std::string("[1]"), std::string("GET / HTTP/1.1"),
@@ -80,11 +80,11 @@ TEST(Control, WhatIsNotExactlyRightIsRefused) {
   EXPECT_FALSE(decode_hello(changed("\"nproc\":4", "\"nproc\":\"4\"")));
   EXPECT_FALSE(decode_hello(changed("\"nnodes\":3", "\"nnodes\":-3")));
   EXPECT_FALSE(decode_hello(changed("\"node_rank\":null", "\"node_rank\":1000000")));
-  // Another version is understood as far as is needed to say so.
+  // Of another version, only the number is decoded, for the refusal.
   EXPECT_EQ(decode_hello("{\"magic\":\"lockstep-agent\",\"type\":\"hello\",\"version\":9}")->version, 9);
 }
 
-TEST(Control, OnlySignalsThatStopTravel) {
+TEST(Control, OnlyStopSignalsAreAccepted) {
   const auto interrupted = [](int signal) {
     return decode_event(encode(Event{.kind = Event::Kind::Interrupted, .signal = signal})).has_value();
   };
@@ -99,17 +99,17 @@ TEST(Control, OnlySignalsThatStopTravel) {
   }
 }
 
-TEST(Control, TextsAreFitToBeShown) {
+TEST(Control, TextIsSafeToShow) {
   const std::string evil = "a\x1b[2J\nb";
   const auto refused = decode_refused(encode(Refused{evil, 2}));
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->message, "a\\x1b[2J\n  b");
   EXPECT_EQ(decode_hello(encode(Hello{.host = "h", .problem = evil}))->problem, "a\\x1b[2J\n  b");
-  // Names are not mended: nobody has such a one.
+  // Names are rejected instead of escaped: no valid name contains such characters.
   EXPECT_FALSE(decode_hello(encode(Hello{.host = evil})));
   EXPECT_TRUE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {"h"}, .node_timeout_ms = 1000})));
   EXPECT_FALSE(decode_welcome(encode(Welcome{.nprocs = {1}, .hosts = {evil}, .node_timeout_ms = 1000})));
-  Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = Failure{}, .reason = evil};
+  Order order{.kind = Order::Kind::Stop, .signal = SIGTERM, .failure = RankEnd{}, .reason = evil};
   order.failure->note = base::Note{"Kind\n", evil, {}};
   order.failure->last_lines = {evil, std::string(1 << 20, 'x')};
   order.failure->not_started = evil;
@@ -153,14 +153,14 @@ TEST_F(ConnectionTest, LinesBeforeTheEndAreStillRead) {
   EXPECT_EQ(b_->next_line(), "last");
 }
 
-TEST_F(ConnectionTest, LinesBeforeTheEndAreReadAlthoughNothingCanBeSent) {
+TEST_F(ConnectionTest, LinesBeforeTheEndAreReadAlthoughSendingFails) {
   a_->send("last");
   a_->close();
   b_->send("too late");
   b_->send("too late");
   b_->receive();
   EXPECT_FALSE(b_->open());
-  EXPECT_EQ(b_->trouble(), "");
+  EXPECT_EQ(b_->close_reason(), "");
   EXPECT_EQ(b_->next_line(), "last");
 }
 
@@ -171,10 +171,10 @@ TEST_F(ConnectionTest, AnEndlessLineIsCutOff) {
     b_->receive();
   }
   EXPECT_FALSE(b_->open());
-  EXPECT_NE(b_->trouble().find("too long"), std::string::npos);
+  EXPECT_NE(b_->close_reason().find("too long"), std::string::npos);
 }
 
-TEST_F(ConnectionTest, LinesThatNobodyTakesDoNotFillTheMemory) {
+TEST_F(ConnectionTest, UnreadLinesDoNotFillTheMemory) {
   const std::string newlines(64 * 1024, '\n');
   size_t sent = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -182,13 +182,13 @@ TEST_F(ConnectionTest, LinesThatNobodyTakesDoNotFillTheMemory) {
     if (size > 0) sent += static_cast<size_t>(size);
     b_->receive();
   }
-  // What the kernel holds, and a little more.
+  // What the kernel buffers, and a little more.
   EXPECT_LT(sent, size_t{8} * 1024 * 1024);
   EXPECT_TRUE(b_->open());
   EXPECT_EQ(b_->next_line(), "");
 }
 
-TEST_F(ConnectionTest, MoreThanTheKernelHoldsIsSentBitByBit) {
+TEST_F(ConnectionTest, MoreThanTheKernelBuffersIsSentInPieces) {
   b_->trust();
   const std::string big(200 * 1024, 'x');
   for (int i = 0; i < 10; ++i) a_->send(big);

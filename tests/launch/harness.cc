@@ -58,7 +58,7 @@ Process::Process(const Words& words, const StartOptions& options, const std::str
   auto environment_pointers = pointers(environment);
   pid_ = ::fork();
   if (pid_ == 0) {
-    // Whoever runs the tests in the background has SIGINT ignored.
+    // A shell that runs the tests in the background ignores SIGINT.
     for (int signal = 1; signal < 32; ++signal) ::signal(signal, SIG_DFL);
     sigset_t none;
     ::sigemptyset(&none);
@@ -96,7 +96,7 @@ void Process::collect(int fd, std::string& target) {
   char bytes[65536];
   for (;;) {
     const ssize_t size = ::read(fd, bytes, sizeof bytes);
-    if (size <= 0) return;  // a pty gives EIO at its end
+    if (size <= 0) return;  // a pty returns EIO at its end
     const std::lock_guard lock(mutex_);
     target.append(bytes, static_cast<size_t>(size));
   }

@@ -1,4 +1,5 @@
-// Starts `lockstep` as a user would, with deadlines on everything, and sees that nothing is left behind.
+// Starts `lockstep` as a user would, with a deadline for every wait, and checks that no process is left
+// behind.
 #pragma once
 
 #include <chrono>
@@ -20,11 +21,11 @@ namespace lockstep::launch::testing {
 using Words = std::vector<std::string>;
 
 struct StartOptions {
-  std::map<std::string, std::string> environment;  // added to a bare one
+  std::map<std::string, std::string> environment;  // added to a minimal one
   enum class Out { Captured, Terminal, Closed, NobodyReads } out = Out::Captured;
 };
 
-// A process with its output, which is read all the time unless the options say otherwise.
+// A process and its output, which threads read continuously unless the options say otherwise.
 class Process {
  public:
   Process(const Words& words, const StartOptions& options, const std::string& mark);
@@ -33,7 +34,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   void signal(int signal) const;
-  // The status as a shell gives it. Fails the test, and kills, when it takes longer.
+  // Returns the status that a shell would report. Fails the test and ends the process if it takes longer.
   int wait(std::chrono::milliseconds at_most = std::chrono::seconds(20));
   bool wait_for_text(const std::string& text, std::chrono::milliseconds at_most = std::chrono::seconds(20));
   std::string out() const;  // with Terminal: both streams
@@ -53,21 +54,21 @@ class Process {
   std::string err_;
 };
 
-// For each test a folder of its own and a mark in the environment of all processes it starts; at the end none
-// of them may be left.
+// Each test has its own folder, and marks the environment of all processes that it starts; at its end none of
+// them may be left.
 class LaunchTest : public ::testing::Test {
  protected:
   void SetUp() override;
   void TearDown() override;
 
   std::unique_ptr<Process> start(const Words& words, const StartOptions& options = {});
-  // `lockstep run …`, with the probe in place of the word "PROBE".
+  // `lockstep run …`; the word "PROBE" stands for the path of the probe.
   std::unique_ptr<Process> run(Words words, const StartOptions& options = {});
 
   // The agent that a guard has started.
   pid_t agent_of(const Process& guard);
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  // All processes with this test's mark.
+  // All processes that have this test's mark.
   std::vector<pid_t> marked() const;
 
   std::filesystem::path folder_;

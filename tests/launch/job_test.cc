@@ -8,13 +8,13 @@ namespace {
 
 using Kind = Order::Kind;
 
-// One worker on each.
+// One worker per node.
 Welcome nodes(std::vector<std::string> hosts, int max_restarts) {
   return {
       .nprocs = std::vector<int>(hosts.size(), 1), .hosts = std::move(hosts), .max_restarts = max_restarts};
 }
 Event failed(int rank, int status = 3, const char* note = nullptr, int attempt = 0) {
-  Failure failure{.rank = rank, .wait_status = as_wait_status(status)};
+  RankEnd failure{.rank = rank, .wait_status = as_wait_status(status)};
   if (note != nullptr) failure.note = base::Note{note, "…"};
   return {.kind = Event::Kind::Failed, .attempt = attempt, .failure = failure};
 }
@@ -57,7 +57,7 @@ TEST(Job, AConsequenceWaitsForItsCause) {
   EXPECT_EQ(stop->failure->rank, 2);
 }
 
-TEST(Job, AConsequenceAloneIsTheCauseInTheEnd) {
+TEST(Job, AConsequenceWithoutACauseIsReported) {
   Job job(nodes({"a"}, 0));
   EXPECT_FALSE(job.on(0, failed(1, 1, "TimeoutError")));
   EXPECT_FALSE(job.on(0, failed(0, 1, "TimeoutError")));
@@ -67,10 +67,10 @@ TEST(Job, AConsequenceAloneIsTheCauseInTheEnd) {
   EXPECT_FALSE(job.on_collected());
 }
 
-TEST(Job, ARankThatEndedWellAndIsBlamedIsTheCulprit) {
+TEST(Job, ABlamedRankThatEndedWithStatusZeroIsTheCulprit) {
   Job job({.nprocs = {2, 2}, .hosts = {"a", "b"}});
   EXPECT_FALSE(job.on(1, {.kind = Event::Kind::Left, .rank = 3, .pid = 77}));
-  EXPECT_FALSE(job.on(1, {.kind = Event::Kind::Left, .rank = 0, .pid = 78}));  // not one of its own
+  EXPECT_FALSE(job.on(1, {.kind = Event::Kind::Left, .rank = 0, .pid = 78}));  // not a rank of that node
   for (const int rank : {1, 2}) {
     auto event = failed(rank, 5, "PeerLostError");
     event.failure->note->culprits = {0, 3};
@@ -93,7 +93,7 @@ TEST(Job, RestartsAsOftenAsAllowed) {
   ASSERT_TRUE(start);
   EXPECT_EQ(start->kind, Kind::Start);
   EXPECT_EQ(start->attempt, 1);
-  // What a node said before the restart reached it is old news.
+  // An event that a node sent before the restart reached it is ignored.
   EXPECT_FALSE(job.on(1, failed(3, 3, nullptr, 0)));
   const auto stop = job.on(1, failed(3, 4, nullptr, 1));
   ASSERT_TRUE(stop);
@@ -140,7 +140,7 @@ TEST(Job, ALostNodeIsFinal) {
   EXPECT_EQ(job.on(1, stopped())->status, 1);
 }
 
-TEST(Job, ANodeLostWhileStoppingDoesNotHoldTheOthersUp) {
+TEST(Job, ANodeLostWhileStoppingDoesNotDelayTheOthers) {
   Job job(nodes({"a", "b"}, 5));
   EXPECT_TRUE(job.on(0, failed(0))->restart);
   EXPECT_FALSE(job.on(0, stopped()));

@@ -1,4 +1,4 @@
-// Several nodes on this machine, over loopback: real agents, and connections that a test makes itself.
+// Several nodes on this machine, over loopback: real agents, and connections that a test opens itself.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,7 +18,7 @@ class NodesTest : public LaunchTest {
  protected:
   static constexpr const char* kToken = "the token of these tests";
 
-  // One node of `nnodes`; the rest of the words goes to lockstep run.
+  // Starts one node of `nnodes`; `rest` is passed to lockstep run.
   std::unique_ptr<Process> node(int rank, int nnodes, const Words& rest, const std::string& token = kToken) {
     Words words{"--nnodes",  std::to_string(nnodes), "--node-rank", std::to_string(rank), "--master-addr",
                 "127.0.0.1", "--master-port",        port()};
@@ -34,11 +34,11 @@ class NodesTest : public LaunchTest {
   }
   std::string port() const { return std::to_string(reservation_.port()); }
 
-  // To node 0's port.
+  // Connects to node 0's port.
   base::Fd connect() const {
     return base::connect_to("127.0.0.1", reservation_.port(), base::Deadline::in(10s));
   }
-  // Introduces itself with this hello, for which it has the token.
+  // A connection that has sent this hello with a valid proof.
   std::unique_ptr<Connection> caller(Hello hello, const std::string& token = kToken) const {
     auto connection = std::make_unique<Connection>(connect());
     const auto line = connection->wait_for_line(base::Deadline::in(10s));
@@ -52,7 +52,7 @@ class NodesTest : public LaunchTest {
     connection->send(encode(hello));
     return connection;
   }
-  // The same, and is admitted.
+  // The same, after it has been admitted.
   std::unique_ptr<Connection> member(const Hello& hello) const {
     auto connection = caller(hello);
     const auto answer = connection->wait_for_line(base::Deadline::in(10s));
@@ -64,7 +64,7 @@ class NodesTest : public LaunchTest {
     return text.find(part) != std::string::npos;
   }
 
-  // Held for the whole test: nobody else is given the port, and the agents may listen on it all the same.
+  // Held for the whole test: the kernel gives the port to nobody else, and the agents can still listen on it.
   base::PortReservation reservation_{base::Reach::Everyone};
 };
 

@@ -1,4 +1,4 @@
-// Several nodes that get along, and that fail: several `lockstep run` on this machine, over loopback.
+// Jobs of several nodes that succeed and that fail: several `lockstep run` on this machine, over loopback.
 #include "nodes.h"
 
 #include <csignal>
@@ -34,8 +34,8 @@ TEST_F(NodesTest, TheStoresPortIsFreeForRankZero) {
   // Rank 0 listens on MASTER_PORT, as the store does, while the agents are connected through the same port.
   const std::string python =
       "import os,socket; s=socket.socket(socket.AF_INET6); s.setsockopt(socket.SOL_SOCKET, "
-      "socket.SO_REUSEADDR, 1); "
-      "s.bind(('::', int(os.environ['MASTER_PORT']))); s.listen(); print('listening')";
+      "socket.SO_REUSEADDR, 1); s.bind(('::', int(os.environ['MASTER_PORT']))); s.listen(); "
+      "print('listening')";
   if (::access("/usr/bin/python3", X_OK) != 0) GTEST_SKIP() << "no python3 here";
   auto first = node(0, 2, {"/usr/bin/python3", "-c", python});
   auto second = node(1, 2, {"PROBE", "say=there"});
@@ -128,7 +128,7 @@ TEST_F(NodesTest, MissingNodesAreNamed) {
   EXPECT_EQ(first->out() + third->out(), "");
 }
 
-TEST_F(NodesTest, NodeZeroThatNeverComes) {
+TEST_F(NodesTest, NodeZeroThatNeverStarts) {
   auto second = node(1, 2, {"--timeout", "0.5", "PROBE"});
   EXPECT_EQ(second->wait(), 1);
   EXPECT_TRUE(has(second->err(), "cannot reach 127.0.0.1:" + port() + " within 0.5 s")) << second->err();
@@ -138,7 +138,7 @@ TEST_F(NodesTest, ASecondNodeWithTheSameRankIsRefused) {
   auto first = node(0, 3, {"PROBE", "say=fine"});
   auto second = node(1, 3, {"PROBE", "say=fine"});
   auto double_of_second = node(1, 3, {"PROBE", "say=fine"});
-  // Either of the two may have been the first.
+  // Either of the two may have joined first.
   ASSERT_TRUE(eventually([&] { return !second->running() || !double_of_second->running(); }));
   auto& refused = second->running() ? double_of_second : second;
   auto& accepted = second->running() ? second : double_of_second;
@@ -157,7 +157,7 @@ TEST_F(NodesTest, NodesOfAnotherJobOrSizeAreRefused) {
   EXPECT_TRUE(has(other_job->err(), "it belongs to job \"yours\", this is job \"mine\"")) << other_job->err();
   auto other_size = node(1, 3, {"--rdzv-id", "mine", "PROBE"});
   EXPECT_EQ(other_size->wait(), 2);
-  EXPECT_TRUE(has(other_size->err(), "it says --nnodes 3, node 0 says --nnodes 2")) << other_size->err();
+  EXPECT_TRUE(has(other_size->err(), "it has --nnodes 3, node 0 has --nnodes 2")) << other_size->err();
   auto second = node(1, 2, {"--rdzv-id", "mine", "PROBE", "say=fine"});
   EXPECT_EQ(first->wait(), 0) << first->err();
   EXPECT_EQ(second->wait(), 0) << second->err();
@@ -212,10 +212,10 @@ TEST_F(NodesTest, CtrlCWhileWaitingForTheOthers) {
   EXPECT_EQ(lonely->wait(), 143);
 }
 
-TEST_F(NodesTest, ANodeThatLeavesBeforeTheStartMayComeAgain) {
+TEST_F(NodesTest, ANodeThatDisconnectsBeforeTheStartMayJoinAgain) {
   auto first = node(0, 3, {"PROBE", "say=fine"});
   { const auto early = member({.nnodes = 3, .node_rank = 1, .host = "early"}); }
-  EXPECT_TRUE(first->wait_for_text("node 1 (early) went away before the job started"));
+  EXPECT_TRUE(first->wait_for_text("node 1 (early) disconnected before the job started"));
   auto second = node(1, 3, {"PROBE", "say=fine"});
   auto third = node(2, 3, {"PROBE", "say=fine"});
   EXPECT_EQ(first->wait(), 0) << first->err();
@@ -223,13 +223,13 @@ TEST_F(NodesTest, ANodeThatLeavesBeforeTheStartMayComeAgain) {
   EXPECT_EQ(third->wait(), 0) << third->err();
 }
 
-TEST_F(NodesTest, ANodeThatTalksNonsenseIsLost) {
+TEST_F(NodesTest, ANodeThatSendsAnInvalidLineIsLost) {
   auto first = node(0, 2, {"PROBE", "say=ready", "hang"});
   const auto strange = member({.nnodes = 2, .node_rank = 1, .host = "strange"});
   ASSERT_TRUE(first->wait_for_text("ready"));
   strange->send("{}");
   EXPECT_EQ(first->wait(), 1);
-  EXPECT_TRUE(has(first->err(), "node 1 (strange) is lost: it sent something that is not of this protocol"))
+  EXPECT_TRUE(has(first->err(), "node 1 (strange) is lost: it sent a line that is not part of the protocol"))
       << first->err();
 }
 

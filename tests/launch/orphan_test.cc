@@ -1,4 +1,4 @@
-// Nothing survives the launcher, whoever of it is killed.
+// No process survives the launcher, whichever of its two processes is killed.
 #include <csignal>
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 class OrphanTest : public LaunchTest {
  protected:
-  // Two workers, deaf to SIGTERM, each with a child in a session of its own. Returns all four.
+  // Starts two workers that ignore SIGTERM, each with a child in its own session. Returns all four pids.
   std::vector<pid_t> start_stubborn() {
     job_ = run({"--nproc-per-node", "2", "PROBE", "ignore=TERM", "pid", "grandchild", "say=ready", "hang"});
     if (!job_->wait_for_text("[rank 0] ready") || !job_->wait_for_text("[rank 1] ready")) return {};
@@ -55,7 +55,7 @@ TEST_F(OrphanTest, BothKilledAtOnce) {
   auto job = run({"--nproc-per-node", "2", "PROBE", "ignore=TERM", "pid", "say=ready", "hang"});
   ASSERT_TRUE(job->wait_for_text("[rank 0] ready") && job->wait_for_text("[rank 1] ready"));
   const pid_t agent = agent_of(*job);
-  ::kill(agent, SIGSTOP);  // so that it cannot act on the guard's death before its own
+  ::kill(agent, SIGSTOP);  // so that it cannot react to the end of the guard
   job->signal(SIGKILL);
   ::kill(agent, SIGKILL);
   EXPECT_EQ(job->wait(), 137);

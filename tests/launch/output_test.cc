@@ -1,4 +1,4 @@
-// What becomes of the workers' output.
+// How `lockstep run` handles the output of the workers.
 #include <csignal>
 #include <fmt/format.h>
 #include <fstream>
@@ -66,7 +66,7 @@ TEST_F(OutputTest, AnUnfinishedLineIsShownSoon) {
 TEST_F(OutputTest, LongLinesAndAllBytesPass) {
   auto job = run({"PROBE", "longline=1000000", "bytes", "raw=no newline at the end"});
   ASSERT_EQ(job->wait(), 0);
-  EXPECT_EQ(count(job->out(), "y"), 1000001U);  // one is among all bytes
+  EXPECT_EQ(count(job->out(), "y"), 1000001U);  // "bytes" prints one as well
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
   const auto newline = all.find('\n');
@@ -133,10 +133,11 @@ TEST_F(OutputTest, AClosedStdoutDoesNotEndTheJob) {
   EXPECT_TRUE(read_whole(path("rank_0.log")).ends_with("last\n"));
 }
 
-TEST_F(OutputTest, SignalsAreHeardWhileNobodyReads) {
+TEST_F(OutputTest, SignalsAreHandledWhileNobodyReads) {
   auto job = run({"--nproc-per-node", "2", "PROBE", "flood"}, {.out = Out::NobodyReads});
   const pid_t agent = agent_of(*job);
-  // Full when the workers sleep in their writes: two processes besides the guard and the agent, both waiting.
+  // The pipe is full once both workers, the two processes besides the guard and the agent, block in their
+  // writes.
   ASSERT_TRUE(eventually([&] {
     int blocked = 0;
     for (const pid_t pid : marked()) {
@@ -147,12 +148,12 @@ TEST_F(OutputTest, SignalsAreHeardWhileNobodyReads) {
     return blocked == 2;
   }));
   job->signal(SIGTERM);
-  // The workers end at once; the rest of the output waits for a reader, but not for long.
+  // The workers end at once; the agent waits briefly for a reader of the remaining output.
   EXPECT_TRUE(eventually([&] { return marked().size() <= 2; }));
   EXPECT_EQ(job->wait(), 143);
 }
 
-TEST_F(OutputTest, TheReasonStandsBeforeWhatTheStoppedRanksSay) {
+TEST_F(OutputTest, TheReasonPrecedesTheOutputOfTheStoppedRanks) {
   auto job = run({"--nproc-per-node", "2", "PROBE", "r0:leave=TERM", "r0:touch=" + path("ready"),
                   "r1:await=" + path("ready"), "r1:exit=3", "hang"},
                  {.out = Out::Terminal});
@@ -162,7 +163,7 @@ TEST_F(OutputTest, TheReasonStandsBeforeWhatTheStoppedRanksSay) {
   EXPECT_TRUE(has(out, "got TERM")) << out;
 }
 
-TEST_F(OutputTest, AllOfALotArrives) {
+TEST_F(OutputTest, LargeOutputArrivesCompletely) {
   auto job = run({"PROBE", "lines=20000", "say=last"});
   EXPECT_EQ(job->wait(), 0);
   EXPECT_EQ(lines_of(job->out()).size(), 20001U);

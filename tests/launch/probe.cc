@@ -1,4 +1,4 @@
-// A worker for the launcher's tests: does what its arguments say, one after the other.
+// A worker for the launcher's tests: performs the actions in its arguments one after the other.
 //
 //   [rN:][tN:]action[=value]     only on rank N, only in attempt N
 #include <algorithm>
@@ -28,7 +28,7 @@ int environment_number(const char* name) {
   return text != nullptr ? std::atoi(text) : 0;
 }
 
-// Written in one piece, as a line of a real program would be.
+// Writes the text with one call if possible, as a real program writes a line.
 void print(int fd, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t written = ::write(fd, text.data() + done, text.size() - done);

@@ -27,7 +27,7 @@ class RunTest : public LaunchTest {
     }
     return "(unset)";
   }
-  // What a worker may open: the hard limit that it has from us, within reason.
+  // The limit of open files of a worker: the hard limit that it inherits, at most kMostWorkerFiles.
   static rlim_t most_files() {
     rlimit files{};
     ::getrlimit(RLIMIT_NOFILE, &files);
@@ -98,7 +98,7 @@ TEST_F(RunTest, WhatTheUserHasSetStays) {
   EXPECT_EQ(value(job->out(), 0, "LOCKSTEP_HEAP"), "0");
 }
 
-TEST_F(RunTest, ThreadsAreGivenOrLeftAlone) {
+TEST_F(RunTest, ThreadsAreSetOrLeftUnchanged) {
   auto two = run({"--threads", "2", "PROBE", "env"});
   ASSERT_EQ(two->wait(), 0) << two->err();
   EXPECT_EQ(value(two->out(), 0, "OMP_NUM_THREADS"), "2");
@@ -117,7 +117,7 @@ TEST_F(RunTest, ArgumentsReachTheProgramUntouched) {
       "[rank 0] <*>\n");
 }
 
-TEST_F(RunTest, TheStatusOfTheFailedRankIsOursAndItIsNamed) {
+TEST_F(RunTest, TheFailedRankIsNamedAndItsStatusReturned) {
   auto job =
       run({"--nproc-per-node", "4", "PROBE", "say=ready", "r2:err=bad news", "r2:pid", "r2:exit=3", "hang"});
   EXPECT_EQ(job->wait(), 3);
@@ -147,7 +147,7 @@ TEST_F(RunTest, AKilledWorker) {
 }
 
 TEST_F(RunTest, TheCauseIsReportedNotItsConsequence) {
-  // Rank 0 sees the loss of rank 1 and ends first; rank 1's own end comes a little later.
+  // Rank 0 notices the loss of rank 1 and ends first; rank 1 ends a little later.
   const auto gone = path("gone");
   auto job = run({"--nproc-per-node", "3", "PROBE", "r0:note=PeerLostError,rank 1 is gone",
                   "r0:touch=" + gone, "r0:exit=1", "r1:await=" + gone, "r1:sleep=50",
@@ -184,7 +184,7 @@ TEST_F(RunTest, ARankThatLeavesTheOthersIsNamedNotTheOthers) {
   EXPECT_TRUE(has(err, "  stopping the ranks that are left: 2\n")) << err;
 }
 
-TEST_F(RunTest, AnErrorThatNobodyCatchesIsToldOnce) {
+TEST_F(RunTest, AnUncaughtErrorIsPrintedOnce) {
   const auto logs = path("logs");
   auto job =
       run({"-n", "2", "--log-dir", logs, "PROBE", "r1:say=about to fail", "r1:throw=no such batch", "hang"});
@@ -194,32 +194,32 @@ TEST_F(RunTest, AnErrorThatNobodyCatchesIsToldOnce) {
   EXPECT_EQ(count(err, "no such batch"), 1U) << err;
   for (const char* word : {"core dump", "terminate", "hint"}) EXPECT_FALSE(has(err, word)) << err;
   EXPECT_EQ(read_whole(logs + "/rank_1.log"), "about to fail\nUsageError: no such batch\n");
-  // All ranks at once: one of them is enough.
+  // If all ranks throw the same error, it is printed once.
   auto all = run({"-n", "3", "PROBE", "throw=no such batch"});
   EXPECT_EQ(all->wait(), 1);
   EXPECT_EQ(count(all->err(), "no such batch"), 1U) << all->err();
 }
 
-TEST_F(RunTest, AnErrorThatIsNotOursIsLeftToTheProgram) {
+TEST_F(RunTest, AnUncaughtForeignExceptionIsLeftToTheProgram) {
   auto job = run({"-n", "1", "PROBE", "throwother=what is this"});
   EXPECT_EQ(job->wait(), 128 + SIGABRT);
   EXPECT_TRUE(has(job->err(), "[rank 0]   what():  what is this\n")) << job->err();
   EXPECT_TRUE(has(job->err(), "core dump")) << job->err();
 }
 
-TEST_F(RunTest, WithoutALauncherTheProcessTellsItsErrorItself) {
+TEST_F(RunTest, WithoutALauncherTheProcessPrintsItsError) {
   auto alone = start({PROBE_BINARY, "say=about to fail", "throw=no such batch"});
   EXPECT_EQ(alone->wait(), 1);
   EXPECT_EQ(alone->err(), "lockstep error: UsageError: no such batch\n");
   EXPECT_EQ(alone->out(), "about to fail\n");
-  // Under the launcher too if the note that it reads is of another error.
+  // Also under the launcher, if the note that it reads contains another error.
   auto second = run({"-n", "1", "PROBE", "note=MismatchError,caught", "throw=no such batch"});
   EXPECT_EQ(second->wait(), 1);
   EXPECT_EQ(count(second->err(), "[rank 0] lockstep error: UsageError: no such batch\n"), 1U)
       << second->err();
 }
 
-TEST_F(RunTest, OneRankByDefaultSaysSo) {
+TEST_F(RunTest, OneRankByDefaultIsAnnounced) {
   const std::string line = "lockstep run: starting 1 rank; -n N (--nproc-per-node N) starts N";
   auto job = run({"PROBE", "say=hello"});
   EXPECT_EQ(job->wait(), 0);
@@ -270,7 +270,7 @@ TEST_F(RunTest, EachJobHasATokenOfItsOwnUnlessTheUserGaveOne) {
   EXPECT_EQ(value(given->out(), 0, "LOCKSTEP_TOKEN"), "given by the user");
 }
 
-TEST_F(RunTest, ATokenThatIsNoSecretIsRefused) {
+TEST_F(RunTest, ATokenThatIsNotSecretIsRefused) {
   const auto expect = [&](const Words& words, const StartOptions& options, const std::string& part) {
     auto job = run(words, options);
     EXPECT_EQ(job->wait(), 2);
@@ -310,7 +310,7 @@ TEST_F(RunTest, ProgramsThatCannotBeStarted) {
   expect(path("bad_interpreter"), 126, "interpreter");
 }
 
-TEST_F(RunTest, AScriptWithoutAnInterpreterLineIsTheShells) {
+TEST_F(RunTest, AScriptWithoutAnInterpreterLineIsRunByTheShell) {
   std::ofstream(path("script")) << "echo rank $RANK says $1\n";
   ::chmod(path("script").c_str(), 0755);
   auto job = run({path("script"), "hi"});

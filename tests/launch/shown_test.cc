@@ -5,14 +5,14 @@
 namespace lockstep::launch {
 namespace {
 
-TEST(Shown, OrdinaryTextStays) {
+TEST(Shown, OrdinaryTextIsUnchanged) {
   for (const std::string text : {"", "plain\ttext", "größer → 數", "\xf0\x9f\x98\x80"}) {
     EXPECT_EQ(shown_line(text, 100), text);
     EXPECT_EQ(shown_lines(text, 100, kHanging), text);
   }
 }
 
-TEST(Shown, WhatATerminalObeysIsEscaped) {
+TEST(Shown, TerminalControlIsEscaped) {
   EXPECT_EQ(shown_line("\x1b[2J\r\x07\x7f", 100), "\\x1b[2J\\r\\x07\\x7f");
   EXPECT_EQ(shown_line(std::string("a\0b", 3), 100), "a\\x00b");
   EXPECT_EQ(shown_line("\xc2\x9b"
@@ -22,13 +22,13 @@ TEST(Shown, WhatATerminalObeysIsEscaped) {
   EXPECT_EQ(shown_line("\xe2\x80\xae"
                        "abc\xe2\x80\xa8",
                        100),
-            "\\u202eabc\\u2028");  // backwards; a line's end
+            "\\u202eabc\\u2028");  // right-to-left override; line separator
 }
 
 TEST(Shown, BytesThatAreNotUtf8AreEscaped) {
   EXPECT_EQ(shown_line("\xff\xc3", 100), "\\xff\\xc3");
   EXPECT_EQ(shown_line("\xc0\x9b", 100), "\\xc0\\x9b");           // overlong
-  EXPECT_EQ(shown_line("\xed\xa0\x80", 100), "\\xed\\xa0\\x80");  // half of a pair
+  EXPECT_EQ(shown_line("\xed\xa0\x80", 100), "\\xed\\xa0\\x80");  // half of a surrogate pair
 }
 
 TEST(Shown, NewlinesAreEscapedOrIndented) {
@@ -44,7 +44,7 @@ TEST(Shown, LongTextIsCutBetweenCharacters) {
   EXPECT_EQ(shown_line("012345\x1b\x1b", 10), "012345…");
 }
 
-TEST(Shown, ASecondTimeChangesNothing) {
+TEST(Shown, IsIdempotent) {
   const std::string text = "a\x1b\n\nb\xff\r\n ö" + std::string(50, '\n') + std::string(50, '\x01');
   for (size_t most = 8; most < 300; ++most) {
     const auto line = shown_line(text, most);

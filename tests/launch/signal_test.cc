@@ -1,4 +1,4 @@
-// Signals to `lockstep run`: passed on, grace period, exit status.
+// Signals to `lockstep run`: forwarding, grace period, exit status.
 #include <csignal>
 #include <filesystem>
 #include <fmt/format.h>
@@ -45,11 +45,11 @@ TEST_F(SignalTest, SigintReachesEachWorkerOnce) {
 }
 
 TEST_F(SignalTest, CtrlCAtATerminalReachesEachWorkerOnce) {
-  // As a shell does it: the signal goes to the whole process group of the command.
+  // As a shell does: send the signal to the whole process group of the command.
   auto job = start({"/usr/bin/setsid", "--wait", LOCKSTEP_BINARY, "run", "--grace-period", "1", PROBE_BINARY,
                     "tell=INT", "say=ready", "hang"});
   ASSERT_TRUE(ready(*job, 1));
-  // The process group of the guard, which has its own session now, as the worker has.
+  // Find the guard, which like the worker leads a session now.
   pid_t guard = 0;
   for (const pid_t pid : marked()) {
     std::error_code gone;
@@ -84,7 +84,7 @@ TEST_F(SignalTest, ASecondCtrlCKillsAtOnce) {
   ASSERT_TRUE(ready(*job, 1));
   job->signal(SIGINT);
   ASSERT_TRUE(job->wait_for_text("Ctrl-C again kills them"));
-  // Until it counts as another one.
+  // Repeat it until it is old enough to count as a second signal.
   eventually([&] {
     job->signal(SIGINT);
     return !job->running();
@@ -94,7 +94,7 @@ TEST_F(SignalTest, ASecondCtrlCKillsAtOnce) {
 }
 
 TEST_F(SignalTest, ASecondCtrlCDoesNotWaitForWhatTheWorkersLeave) {
-  // The grandchild would say that it was asked to end.
+  // The grandchild would print that it received SIGTERM.
   auto job = run({"PROBE", "tell=TERM", "grandchild", "ignore=INT", "say=ready", "hang"});
   ASSERT_TRUE(ready(*job, 1));
   job->signal(SIGINT);
@@ -111,7 +111,7 @@ TEST_F(SignalTest, ASecondCtrlCEndsTheWaitForWhatTheWorkersLeft) {
   auto job = run({"PROBE", "tell=TERM", "grandchild", "leave=INT", "say=ready", "hang"});
   ASSERT_TRUE(ready(*job, 1));
   job->signal(SIGINT);
-  // The worker has gone, and the grandchild has been asked.
+  // The worker has ended, and the grandchild has received SIGTERM.
   ASSERT_TRUE(job->wait_for_text("got TERM"));
   eventually([&] {
     job->signal(SIGINT);
@@ -121,7 +121,7 @@ TEST_F(SignalTest, ASecondCtrlCEndsTheWaitForWhatTheWorkersLeft) {
   EXPECT_TRUE(has(job->err(), "SIGINT again: killing the workers")) << job->err();
 }
 
-TEST_F(SignalTest, UserSignalsArePassedOnAndNothingElse) {
+TEST_F(SignalTest, UserSignalsAreOnlyForwarded) {
   auto job =
       run({"--nproc-per-node", "2", "PROBE", "tell=USR1", "tell=USR2", "say=ready", "await=" + path("go")});
   ASSERT_TRUE(ready(*job, 2));
@@ -143,7 +143,7 @@ TEST_F(SignalTest, NoRestartAfterASignalOfTheUser) {
   EXPECT_EQ(count(job->out(), "ready"), 1U);
 }
 
-TEST_F(SignalTest, CtrlZStopsTheWorkersAndFgLetsThemGoOn) {
+TEST_F(SignalTest, CtrlZStopsTheWorkersAndFgContinuesThem) {
   auto job = run({"PROBE", "pid", "say=ready", "await=" + path("go")});
   ASSERT_TRUE(ready(*job, 1));
   const pid_t worker = number_after(job->out(), "pid");

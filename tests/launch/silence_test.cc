@@ -1,4 +1,4 @@
-// Agents that stand still: SIGSTOP in place of a power cut, which looks the same from the other side.
+// Agents that stop responding: SIGSTOP stands for a power failure, which looks the same to the peers.
 #include <csignal>
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 class SilenceTest : public NodesTest {
  protected:
-  // A job of two nodes whose workers run.
+  // Starts a job of two nodes and waits until their workers run.
   void begin(const Words& probe) {
     Words words{"--node-timeout", "2", "--grace-period", "1", "PROBE"};
     words.insert(words.end(), probe.begin(), probe.end());
@@ -27,13 +27,13 @@ TEST_F(SilenceTest, AFrozenNodeIsLost) {
   const pid_t frozen = agent_of(*second_);
   ::kill(frozen, SIGSTOP);
   EXPECT_EQ(first_->wait(), 1);
-  EXPECT_TRUE(has(first_->err(), ") is lost: it said nothing for 2 s")) << first_->err();
-  // When it wakes up it finds itself alone.
+  EXPECT_TRUE(has(first_->err(), ") is lost: it sent nothing for 2 s")) << first_->err();
+  // Once it continues, it finds its connection closed.
   ::kill(frozen, SIGCONT);
   EXPECT_EQ(second_->wait(), 1);
 }
 
-TEST_F(SilenceTest, AFrozenNodeDoesNotHoldUpTheEnd) {
+TEST_F(SilenceTest, AFrozenNodeDoesNotDelayTheEnd) {
   begin({"leave=TERM", "say=ready", "hang"});
   const pid_t frozen = agent_of(*second_);
   ::kill(frozen, SIGSTOP);
@@ -41,12 +41,12 @@ TEST_F(SilenceTest, AFrozenNodeDoesNotHoldUpTheEnd) {
   EXPECT_EQ(first_->wait(), 143);
   EXPECT_TRUE(has(first_->out(), "got TERM")) << first_->out();
   EXPECT_TRUE(has(first_->err(), "node 1 (")) << first_->err();
-  EXPECT_TRUE(has(first_->err(), ") is lost: it said nothing for 2 s")) << first_->err();
+  EXPECT_TRUE(has(first_->err(), ") is lost: it sent nothing for 2 s")) << first_->err();
   ::kill(frozen, SIGCONT);
   second_->wait();
 }
 
-TEST_F(SilenceTest, AFrozenNodeZeroDoesNotHoldUpCtrlC) {
+TEST_F(SilenceTest, AFrozenNodeZeroDoesNotDelayCtrlC) {
   begin({"leave=INT", "say=ready", "hang"});
   const pid_t frozen = agent_of(*first_);
   ::kill(frozen, SIGSTOP);
@@ -62,13 +62,13 @@ TEST_F(SilenceTest, AFrozenNodeZeroIsLost) {
   const pid_t frozen = agent_of(*first_);
   ::kill(frozen, SIGSTOP);
   EXPECT_EQ(second_->wait(), 1);
-  EXPECT_TRUE(has(second_->err(), ") is lost: it said nothing for 2 s")) << second_->err();
+  EXPECT_TRUE(has(second_->err(), ") is lost: it sent nothing for 2 s")) << second_->err();
   ::kill(frozen, SIGCONT);
   EXPECT_EQ(first_->wait(), 1);
 }
 
 TEST_F(SilenceTest, CtrlZIsNotSilence) {
-  // Longer than the node timeout: the agents go on talking while the workers of one node are stopped.
+  // Longer than the node timeout: the agents keep communicating while the workers of one node are stopped.
   begin({"say=ready", "r0:await=" + path("stopped"), "r0:sleep=3000", "r0:touch=" + path("go"),
          "await=" + path("go"), "say=done"});
   second_->signal(SIGTSTP);
@@ -80,7 +80,7 @@ TEST_F(SilenceTest, CtrlZIsNotSilence) {
   EXPECT_EQ(first_->err() + second_->err(), "");
 }
 
-TEST_F(SilenceTest, AStoppedAgentHearsTheSignalToEnd) {
+TEST_F(SilenceTest, AStoppedAgentHandlesAStopSignal) {
   auto job = run({"PROBE", "say=ready", "hang"});
   ASSERT_TRUE(job->wait_for_text("ready"));
   ::kill(agent_of(*job), SIGSTOP);
@@ -98,8 +98,8 @@ class ContactTest : public ::testing::Test {
     peer_ = std::make_unique<Connection>(base::Fd(ends[1]));
     contact_ = Contact(std::move(connections), 100ms);
   }
-  std::vector<Contact::Lost> hear() {
-    return contact_.hear([this](size_t peer, const std::string& line) {
+  std::vector<Contact::Lost> receive() {
+    return contact_.receive([this](size_t peer, const std::string& line) {
       lines_.push_back(fmt::format("{} {}", peer, line));
       return line != "nonsense";
     });
@@ -109,41 +109,41 @@ class ContactTest : public ::testing::Test {
   Words lines_;
 };
 
-TEST_F(ContactTest, SaysThatItIsAliveAndHearsThatThePeerIs) {
+TEST_F(ContactTest, SendsAndReceivesKeepalives) {
   int signs = 0;
   EXPECT_TRUE(eventually([&] {
-    EXPECT_TRUE(hear().empty());
+    EXPECT_TRUE(receive().empty());
     peer_->receive();
     while (const auto line = peer_->next_line()) signs += decode_alive(*line) ? 1 : 0;
     peer_->send(encode_alive());
-    return signs > 8;  // more than in two timeouts
+    return signs > 8;  // more than are sent within two timeouts
   }));
   EXPECT_EQ(lines_, Words{});
 }
 
-TEST_F(ContactTest, WordsThatWaitedWhileWeStoodStillCount) {
+TEST_F(ContactTest, LinesThatArrivedDuringAPauseOfOursCount) {
   peer_->send("word");
   const auto enough = base::Deadline::in(150ms);
   eventually([&] { return enough.expired(); });
-  EXPECT_TRUE(hear().empty());
+  EXPECT_TRUE(receive().empty());
   EXPECT_EQ(lines_, Words{"1 word"});
 }
 
-TEST_F(ContactTest, SilenceNonsenseAndTheEndAreLosses) {
+TEST_F(ContactTest, SilenceInvalidLinesAndTheEndAreLosses) {
   std::vector<Contact::Lost> lost;
   ASSERT_TRUE(eventually([&] {
-    lost = hear();
+    lost = receive();
     return !lost.empty();
   }));
   EXPECT_EQ(lost.front().peer, 1U);
-  EXPECT_TRUE(lost.front().why.starts_with("it said nothing for 0.1 s")) << lost.front().why;
-  EXPECT_TRUE(hear().empty());
+  EXPECT_TRUE(lost.front().why.starts_with("it sent nothing for 0.1 s")) << lost.front().why;
+  EXPECT_TRUE(receive().empty());
   SetUp();
   peer_->send("nonsense");
-  EXPECT_EQ(hear().at(0).why, "it sent something that is not of this protocol");
+  EXPECT_EQ(receive().at(0).why, "it sent a line that is not part of the protocol");
   SetUp();
   peer_->close();
-  EXPECT_EQ(hear().at(0).why, "");
+  EXPECT_EQ(receive().at(0).why, "");
 }
 
 }  // namespace

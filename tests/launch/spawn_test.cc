@@ -20,8 +20,8 @@
 #include "launch/limits.h"
 
 #ifdef __SANITIZE_THREAD__
-// It refuses threads in the child of a process with threads unless told otherwise; a nested spawn is just
-// that.
+// By default the sanitizer refuses threads in a child that was forked from a multithreaded process; a nested
+// spawn needs them.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
 
@@ -32,7 +32,7 @@ using namespace std::chrono_literals;
 
 constexpr int kMostRanks = 16;
 
-// What the ranks tell the test: memory that they share with it.
+// Results that the ranks pass to the test, in shared memory.
 struct Board {
   std::atomic<int> started[kMostRanks];
   std::atomic<int> values[kMostRanks];
@@ -49,8 +49,8 @@ class SpawnTest : public LaunchTest {
     board_ = new (memory) Board{};
   }
   void TearDown() override {
-    // Forked, not executed: the mark is not in their environ. spawn has waited for all, so none is a child of
-    // ours.
+    // The ranks are forked and not executed, so /proc does not show the mark in their environment. spawn()
+    // has waited for all of them.
     for (const auto& pid : board_->pids) {
       if (pid != 0) {
         EXPECT_FALSE(alive(pid)) << pid;
@@ -64,7 +64,7 @@ class SpawnTest : public LaunchTest {
     board_->pids[rank] = ::getpid();
     board_->started[rank] = 1;
   }
-  // Until all ranks are there, so that a failure meets ranks that run.
+  // Waits until all ranks are running, so that a failure finds ranks to stop.
   void meet(int ranks) {
     eventually([&] {
       for (int rank = 0; rank < ranks; ++rank) {
@@ -196,7 +196,7 @@ TEST_F(SpawnTest, TheCauseIsThrownNotItsConsequence) {
   EXPECT_EQ(text, "rank 1 of 3 failed: shapes differ");
 }
 
-TEST_F(SpawnTest, ARankThatLeavesTheOthersIsNamed) {
+TEST_F(SpawnTest, ARankThatEndsEarlyIsNamed) {
   const auto text = caught<PeerLostError>(3, [&](int rank) {
     here(rank);
     meet(3);
@@ -208,7 +208,7 @@ TEST_F(SpawnTest, ARankThatLeavesTheOthersIsNamed) {
   });
   EXPECT_EQ(text,
             "rank 1 of 3 ended with status 0 while the others were still working: it made fewer steps; rank "
-            "0 said: rank 1 is gone");
+            "0 reported: rank 1 is gone");
 }
 
 TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {
@@ -219,7 +219,7 @@ TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {
     base::write_note({"TimeoutError", "late", {1}});
     ::_exit(1);
   });
-  EXPECT_EQ(text, "rank 1 of 2 did not answer; rank 0 said: late");
+  EXPECT_EQ(text, "rank 1 of 2 did not answer; rank 0 reported: late");
 }
 
 TEST_F(SpawnTest, TheRanksShareATokenOfTheirOwn) {
@@ -261,7 +261,7 @@ TEST_F(SpawnTest, NestedSpawn) {
   for (const int i : {0, 1, 2, 3, 8, 9}) EXPECT_EQ(board_->values[i], 1) << i;
 }
 
-TEST_F(SpawnTest, AnErrorInANestedSpawnComesAllTheWay) {
+TEST_F(SpawnTest, AnErrorInANestedSpawnIsRethrownByTheOuter) {
   EXPECT_EQ(caught<TimeoutError>(2,
                                  [&](int outer) {
                                    here(outer);

@@ -1,4 +1,4 @@
-// Callers at node 0's port that do not belong to the job: who is admitted, and what the others can do to it.
+// Callers at node 0's port: who is admitted, and that strangers cannot harm the job.
 #include <fmt/format.h>
 #include <fstream>
 #include <sys/stat.h>
@@ -35,9 +35,9 @@ TEST_F(StrangersTest, GarbageOnTheControlPortDoesNoHarm) {
   EXPECT_EQ(second->wait(), 0) << second->err();
 }
 
-TEST_F(StrangersTest, ThoseWhoAreRefusedDoNotStretchTheTimeout) {
+TEST_F(StrangersTest, RefusedNodesDoNotExtendTheTimeout) {
   auto first = node(0, 2, {"--timeout", "1", "PROBE"});
-  // They stay where they are when they are refused.
+  // They do not close their connections after the refusal.
   std::vector<std::unique_ptr<Connection>> callers;
   for (int i = 0; i < 60 && first->running(); ++i) {
     callers.push_back(caller({.run_id = "another", .nnodes = 2, .node_rank = 1, .host = "other"}));
@@ -46,19 +46,19 @@ TEST_F(StrangersTest, ThoseWhoAreRefusedDoNotStretchTheTimeout) {
   EXPECT_TRUE(has(first->err(), "not all nodes arrived within 1.0 s")) << first->err();
 }
 
-TEST_F(StrangersTest, SilentOnesDoNotKeepTheNodesOut) {
+TEST_F(StrangersTest, SilentConnectionsDoNotKeepNodesOut) {
   auto first = node(0, 2, {"--timeout", "6", "PROBE", "say=fine"});
   std::vector<base::Fd> silent;
   for (int i = 0; i < 300; ++i) silent.push_back(connect());
   auto second = node(1, 2, {"--timeout", "6", "PROBE", "say=fine"});
   EXPECT_EQ(first->wait(), 0) << first->err();
   EXPECT_EQ(second->wait(), 0) << second->err();
-  EXPECT_TRUE(has(first->err(), "there are too many like it")) << first->err();
-  // They cannot fill the terminal either.
+  EXPECT_TRUE(has(first->err(), "there are too many such connections")) << first->err();
+  // The number of warnings is limited.
   EXPECT_LE(lines_of(first->err()).size(), 30U) << first->err();
 }
 
-TEST_F(StrangersTest, WithoutADescriptorForTheNextTheOldestGoes) {
+TEST_F(StrangersTest, WhenDescriptorsRunOutTheOldestIsDropped) {
   auto first =
       start({"/bin/sh", "-c",
              fmt::format("ulimit -n 100; exec {} run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 "
@@ -73,14 +73,14 @@ TEST_F(StrangersTest, WithoutADescriptorForTheNextTheOldestGoes) {
   EXPECT_EQ(second->wait(), 0) << second->err();
 }
 
-TEST_F(StrangersTest, AMemberThatTalksBeforeTheStartIsDropped) {
+TEST_F(StrangersTest, AMemberThatSendsBeforeTheStartIsDropped) {
   auto first = node(0, 3, {"PROBE", "say=fine"});
   const auto loud = member({.nnodes = 3, .node_rank = 1, .host = "loud"});
   const std::string newlines(64 * 1024, '\n');
   for (int i = 0; i < 100; ++i) {
     static_cast<void>(::send(loud->fd(), newlines.data(), newlines.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
   }
-  EXPECT_TRUE(first->wait_for_text("node 1 (loud) sent something that it was not asked for and was dropped"));
+  EXPECT_TRUE(first->wait_for_text("node 1 (loud) sent an unexpected line and was dropped"));
   auto second = node(1, 3, {"PROBE", "say=fine"});
   auto third = node(2, 3, {"PROBE", "say=fine"});
   EXPECT_EQ(first->wait(), 0) << first->err();
@@ -91,7 +91,7 @@ TEST_F(StrangersTest, AMemberThatTalksBeforeTheStartIsDropped) {
 TEST_F(StrangersTest, TheTokenAdmitsAndReachesTheWorkers) {
   const std::string secret = "0123456789abcdef0123456789abcdef";
   const auto file = token_file("token", secret + "\n");
-  // The flag counts, not the variable.
+  // The flag takes precedence over the variable.
   auto first = node(0, 2, {"--token-file", file, "PROBE", "env"}, "another token than the file has");
   auto second = run({"--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port",
                      port(), "PROBE", "env"},
@@ -104,7 +104,7 @@ TEST_F(StrangersTest, TheTokenAdmitsAndReachesTheWorkers) {
   EXPECT_FALSE(has(first->out() + second->out(), "LOCKSTEP_TOKEN_FILE=")) << second->out();
 }
 
-TEST_F(StrangersTest, AWrongTokenIsRefusedAndTheJobGoesOn) {
+TEST_F(StrangersTest, AWrongTokenIsRefusedAndTheJobContinues) {
   const std::string wrong = "not the token of these tests";
   auto first = node(0, 2, {"PROBE", "say=fine"});
   auto impostor = node(1, 2, {"PROBE", "say=inside"}, wrong);
@@ -133,7 +133,7 @@ TEST_F(StrangersTest, ANodeWithATokenDoesNotJoinAJobWithoutOne) {
   EXPECT_EQ(first->wait(), 1);
 }
 
-TEST_F(StrangersTest, WithoutATokenTheJobRunsAndSaysSoOnce) {
+TEST_F(StrangersTest, WithoutATokenTheJobRunsAndWarnsOnce) {
   auto first = node(0, 2, {"PROBE", "env"}, "");
   auto second = node(1, 2, {"PROBE", "env"}, "");
   EXPECT_EQ(first->wait(), 0) << first->err();
@@ -144,10 +144,10 @@ TEST_F(StrangersTest, WithoutATokenTheJobRunsAndSaysSoOnce) {
   EXPECT_FALSE(has(first->out() + second->out(), "LOCKSTEP_TOKEN"));
 }
 
-TEST_F(StrangersTest, WhoeverHoldsThePortWithoutKnowingTheTokenIsNotNodeZero) {
+TEST_F(StrangersTest, AProgramOnThePortWithoutTheTokenIsNotNodeZero) {
   const base::Fd listener = base::listen_on(base::Reach::Everyone, reservation_.port());
   auto second = node(1, 2, {"--timeout", "1", "PROBE", "say=inside"});
-  // Says all that node 0 would say, as well as it can.
+  // Sends everything that node 0 would send, as far as it can without the token.
   Connection impostor(base::Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
   impostor.send(encode(Challenge{.nonce = base::make_nonce(), .has_token = true}));
   const auto line = impostor.wait_for_line(base::Deadline::in(10s));
@@ -162,15 +162,15 @@ TEST_F(StrangersTest, WhoeverHoldsThePortWithoutKnowingTheTokenIsNotNodeZero) {
   EXPECT_TRUE(has(second->err(), "found no agent of this job")) << second->err();
 }
 
-TEST_F(StrangersTest, TextsOfAnotherNodeAreShownAsText) {
+TEST_F(StrangersTest, TextOfAnotherNodeIsEscaped) {
   auto first = node(0, 2, {"PROBE", "say=ready", "hang"});
   const auto evil = member({.nnodes = 2, .node_rank = 1, .host = "evil"});
   ASSERT_TRUE(first->wait_for_text("ready"));
-  Failure failure{.rank = 1, .host = "evil", .pid = 1, .wait_status = as_wait_status(3)};
+  RankEnd failure{.rank = 1, .host = "evil", .pid = 1, .wait_status = as_wait_status(3)};
   failure.note = base::Note{"Error\x1b[2J", "words\nlockstep run: forged\x1b]0;title\x07", {}};
   failure.last_lines = {"line\nlockstep run: forged", "\x1b[31mred\x9b"};
   evil->send(encode(Event{.kind = Event::Kind::Failed, .failure = failure}));
-  // It would answer the order to stop; that it is gone does as well.
+  // A real node would answer the order to stop; closing the connection ends the job, too.
   ASSERT_TRUE(first->wait_for_text("rank 1 exited with status 3"));
   evil->close();
   EXPECT_EQ(first->wait(), 3);

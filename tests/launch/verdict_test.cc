@@ -9,13 +9,13 @@
 namespace lockstep::launch {
 namespace {
 
-Failure failure_of(int rank, const char* kind = nullptr) {
-  Failure failure{.rank = rank, .wait_status = as_wait_status(1)};
+RankEnd failure_of(int rank, const char* kind = nullptr) {
+  RankEnd failure{.rank = rank, .wait_status = as_wait_status(1)};
   if (kind != nullptr) failure.note = base::Note{kind, "…"};
   return failure;
 }
 
-TEST(Verdict, TheFirstWithoutAConsequenceIsTheCause) {
+TEST(Verdict, TheFirstThatIsNoConsequenceIsTheCause) {
   EXPECT_EQ(choose_cause({failure_of(3)}).rank, 3);
   EXPECT_EQ(choose_cause({failure_of(0), failure_of(1)}).rank, 0);
   EXPECT_EQ(choose_cause({failure_of(0, "PeerLostError"), failure_of(1)}).rank, 1);
@@ -36,11 +36,11 @@ TEST(Verdict, ConsequencesThatAgreeNameAnotherRank) {
   using Ranks = std::vector<int>;
   EXPECT_EQ(blamed_ranks({blames(0, {1})}), Ranks{1});
   EXPECT_EQ(blamed_ranks({blames(0, {1, 3}), blames(2, {3, 4}), blames(5, {})}), Ranks{3});
-  // One that is blamed has another to blame.
+  // A blamed rank that has failed itself blames another.
   EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(1, {2})}), Ranks{2});
   EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(1, {0})}), Ranks{});
   EXPECT_EQ(blamed_ranks({blames(0, {1}), blames(2, {3})}), Ranks{});
-  // A cause of its own settles it.
+  // A failure that is not a consequence is the cause.
   EXPECT_EQ(blamed_ranks({blames(0, {1}), failure_of(2)}), Ranks{});
 }
 
@@ -49,7 +49,7 @@ TEST(Verdict, ANoteCarriesItsCulprits) {
   EXPECT_EQ(base::decode_note(base::encode_note(note)), note);
   const base::Note many{"PeerLostError", "gone", std::vector<int>(1000, 123456)};
   EXPECT_EQ(base::decode_note(base::encode_note(many))->culprits.size(), base::Note::kMostCulprits);
-  // From a worker with another version of the library, or a hostile one: the rest of the note counts.
+  // From a worker with another version of the library, or a hostile one: the rest of the note is used.
   for (const char* list : {"", ",\"culprits\":3", ",\"culprits\":[-1]", ",\"culprits\":[1.5]",
                            ",\"culprits\":[\"1\"]", ",\"culprits\":[99999999999999999999]"}) {
     const auto decoded = base::decode_note(std::string("{\"kind\":\"k\",\"message\":\"m\"") + list + "}");
@@ -57,7 +57,7 @@ TEST(Verdict, ANoteCarriesItsCulprits) {
   }
 }
 
-TEST(Verdict, TheFirstNoteCountsAndALaterOneCanSayThatItIsUntold) {
+TEST(Verdict, TheFirstNoteCountsAndALaterOneCanMarkItAsUntold) {
   const base::Note first{"PeerLostError", "gone", {3}};
   const base::Note untold{"PeerLostError", "gone", {}, true};
   const base::Note other{"UsageError", "something else", {}, true};
@@ -70,9 +70,9 @@ TEST(Verdict, TheFirstNoteCountsAndALaterOneCanSayThatItIsUntold) {
   EXPECT_FALSE(base::decode_note("nonsense\n" + base::encode_note(first)));
 }
 
-TEST(Verdict, PutsTheEndInWords) {
-  EXPECT_EQ(describe_end(as_wait_status(3)), "exited with status 3");
-  EXPECT_EQ(describe_end(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
+TEST(Verdict, DescribesTheEnd) {
+  EXPECT_EQ(end_clause(as_wait_status(3)), "exited with status 3");
+  EXPECT_EQ(end_clause(SIGSEGV), "was killed by signal 11 (Segmentation fault)");
   EXPECT_EQ(exit_status(as_wait_status(3)), 3);
   EXPECT_EQ(exit_status(SIGKILL), 137);
   EXPECT_TRUE(succeeded(0));
@@ -81,8 +81,8 @@ TEST(Verdict, PutsTheEndInWords) {
   EXPECT_EQ(signal_name(SIGTERM), "SIGTERM");
 }
 
-TEST(Report, SaysWhoHowAndWhatWasPrinted) {
-  Failure failure{.rank = 2, .local_rank = 0, .host = "b", .pid = 77, .wait_status = SIGKILL};
+TEST(Report, StatesTheRankItsEndAndItsLastLines) {
+  RankEnd failure{.rank = 2, .local_rank = 0, .host = "b", .pid = 77, .wait_status = SIGKILL};
   failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
   failure.last_lines = {"one", "two"};
   EXPECT_EQ(failure_report(failure, {.world_size = 4, .stopping = {0, 1, 3}}),
@@ -100,7 +100,7 @@ TEST(Report, SaysWhoHowAndWhatWasPrinted) {
 }
 
 TEST(Report, NamesTheCulpritBeforeItsVictim) {
-  Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"PeerLostError", "rank 3 has ended\nhint: look", {3}};
   failure.culprits = {{.rank = 3, .local_rank = 1, .host = "b", .ended = true, .pid = 77}};
   EXPECT_EQ(
@@ -115,15 +115,15 @@ TEST(Report, NamesTheCulpritBeforeItsVictim) {
       "  stopping the ranks that are left here: 1-2\n");
 }
 
-TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
-  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+TEST(Report, AnUncaughtErrorIsFirstAndAppearsOnce) {
+  RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"UsageError", "no such batch\nhint: take another", {}, true};
   EXPECT_EQ(failure_report(failure, {.world_size = 2, .stopping = {0}}),
             "lockstep run: rank 1 failed: UsageError: no such batch\n"
             "  hint: take another\n"
             "  rank 1 of 2, local rank 0, host a, pid 70\n"
             "  stopping the other ranks: 0\n");
-  // Without a hint of its own there is nothing to add.
+  // No hint is added if the error has none.
   failure.note->message = "no such batch";
   failure.last_lines = {"step 3"};
   EXPECT_EQ(failure_report(failure, {.world_size = 2}),
@@ -134,7 +134,7 @@ TEST(Report, AnErrorThatNobodyCaughtComesFirstAndOnce) {
 }
 
 TEST(Report, NoCoreDumpForOneOfOurErrors) {
-  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = SIGABRT};
+  RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = SIGABRT};
   EXPECT_NE(failure_report(failure, {}).find("core dump"), std::string::npos);
   failure.last_lines = {"terminate called after throwing an instance of 'lockstep::UsageError'",
                         "  what():  no such batch"};
@@ -143,8 +143,8 @@ TEST(Report, NoCoreDumpForOneOfOurErrors) {
   EXPECT_NE(failure_report(failure, {}).find("core dump"), std::string::npos);
 }
 
-TEST(Report, WhatTheProgramHasPrintedIsNotSaidTwice) {
-  Failure failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+TEST(Report, AnErrorThatTheProgramHasPrintedIsNotRepeated) {
+  RankEnd failure{.rank = 1, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"MismatchError", "shapes differ\nhint: look"};
   failure.last_lines = {"train: MismatchError: shapes differ", "hint: look"};
   const auto report = failure_report(failure, {});
@@ -152,7 +152,7 @@ TEST(Report, WhatTheProgramHasPrintedIsNotSaidTwice) {
 }
 
 TEST(Report, ARankThatLeftMadeFewerSteps) {
-  Failure failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 0, .host = "a", .pid = 70, .wait_status = as_wait_status(1)};
   failure.note = base::Note{"PeerLostError", "rank 3 has ended", {3}};
   failure.culprits = {{.rank = 3, .host = "b", .ended = true, .pid = 77}};
   const auto report = failure_report(failure, {.world_size = 4});
@@ -165,18 +165,12 @@ TEST(Report, ARankThatLeftMadeFewerSteps) {
 }
 
 TEST(Report, ControlCharactersAndForgedLinesDoNotReachTheTerminal) {
-  Failure failure{.rank = 0, .host = "a", .wait_status = as_wait_status(1)};
+  RankEnd failure{.rank = 0, .host = "a", .wait_status = as_wait_status(1)};
   failure.note = base::Note{"Error", "\x1b[2J\nlockstep run: forged"};
   failure.last_lines = {"\x1b]0;title\x07", "a\rlockstep run: forged"};
   const auto report = failure_report(failure, {});
   EXPECT_EQ(report.find_first_of("\x1b\x07\r"), std::string::npos) << report;
   EXPECT_EQ(report.find("\nlockstep run:"), std::string::npos) << report;
-}
-
-TEST(Report, RangesOfRanks) {
-  EXPECT_EQ(rank_ranges({}), "");
-  EXPECT_EQ(rank_ranges({4}), "4");
-  EXPECT_EQ(rank_ranges({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
 }
 
 TEST(Environment, MergeReplacesAndKeeps) {

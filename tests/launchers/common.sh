@@ -1,4 +1,4 @@
-# Shared by the tests that are shell scripts. Sourced with the build directory in $1.
+# Functions for tests written in shell. Sourced with the build directory in $1.
 set -eu
 build=$1
 probe=$build/tests/launchers/launcher_probe
@@ -6,11 +6,11 @@ lockstep=$build/bin/lockstep
 work=$(mktemp -d)
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK LOCAL_WORLD_SIZE
 
-# A test that leaves something besides $work defines clean_up anew. Whatever fails in there, the test keeps its status.
+# A test that creates something outside of $work redefines clean_up. Failures in it do not change the test's status.
 clean_up() { :; }
 trap 'status=$?; set +e; clean_up; rm -rf "$work"; exit $status' EXIT
 
-# ctest counts 77 as skipped, never as passed.
+# ctest reports status 77 as skipped, not as passed.
 skip() {
   echo "skipped: $1"
   exit 77
@@ -18,7 +18,7 @@ skip() {
 need() {
   command -v "$1" >/dev/null 2>&1 || skip "$1 is not installed"
 }
-# need_python MODULE…: in Debian's Python.
+# need_python MODULE…: skips unless Debian's Python has the modules.
 need_python() {
   need /usr/bin/python3
   for module in "$@"; do
@@ -26,11 +26,11 @@ need_python() {
   done
 }
 
-# bounded COMMAND…: ends one that hangs. Long enough for a machine whose cores are all busy with something else.
+# bounded COMMAND…: ends a command that hangs. The time is long enough for a machine whose cores are all busy.
 patience_s=180
 bounded() { timeout "$patience_s" "$@"; }
 
-# await WHAT COMMAND…: until the command succeeds.
+# await WHAT COMMAND…: repeats the command until it succeeds.
 await() {
   what=$1
   shift
@@ -41,7 +41,7 @@ await() {
   done
 }
 
-# expect FILE LINE: some line of the file contains the text.
+# expect FILE TEXT: fails unless a line of the file contains the text.
 expect() {
   grep -qF -- "$2" "$1" && return
   echo "expected: $2" >&2

@@ -1,4 +1,4 @@
-// Prints a port that is free now, for tests written in shell.
+// Prints a port that is currently free, for tests written in shell.
 #include <cstdio>
 
 #include "base/port.h"

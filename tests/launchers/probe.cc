@@ -1,4 +1,4 @@
-// What a user starts under a launcher: joins, adds up, and says who it is.
+// A program to run under a launcher: joins the job, reduces a tensor, and prints its position in the job.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) {
   try {
-    // "probe random [SEED]": draws a number; with a seed, each rank from another one.
+    // "probe random [SEED]": draws a random number; with SEED, each rank uses a different seed.
     const bool draws = argc > 1 && std::string(argv[1]) == "random";
     if (draws && argc > 2) at::manual_seed(std::atoi(argv[2]) + std::atoi(std::getenv("RANK")));
     const char* backend = std::getenv("PROBE_BACKEND");
@@ -27,12 +27,12 @@ int main(int argc, char** argv) {
                 group->num_nodes(), group->backend().c_str(), tensor[0].item<int>());
     std::fflush(stdout);
     group->barrier();
-    // "probe fail 1 [STATUS]": that rank ends after joining.
+    // "probe fail 1 [STATUS]": rank 1 exits after joining.
     if (argc > 2 && std::string(argv[1]) == "fail" && std::atoi(argv[2]) == group->rank()) {
       std::exit(argc > 3 ? std::atoi(argv[3]) : 3);
     }
     if (argc > 2) group->barrier();
-    // "probe wait": each waits for a message of the next, which never comes.
+    // "probe wait": each rank waits for a message of the next one, which sends none.
     if (argc > 1 && std::string(argv[1]) == "wait")
       group->recv(tensor, (group->rank() + 1) % group->world_size());
     return 0;

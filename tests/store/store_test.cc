@@ -1,4 +1,5 @@
-// The store: what it keeps, whom it admits, what it says of ranks that end, and what a hostile caller can do.
+// The store: its values, its admission of clients, its news of ranks that end, and its defence against
+// hostile callers.
 #include <csignal>
 #include <fstream>
 #include <gmock/gmock.h>
@@ -31,7 +32,7 @@ using namespace std::chrono_literals;
 
 Deadline soon() { return Deadline::in(20s); }
 
-// A port number that nobody else has while the test runs: it names the Unix socket.
+// An address with a port that nobody else uses during the test: the port is part of the Unix socket's name.
 Address own_address() {
   static const base::PortReservation reservation(base::Reach::ThisMachine);
   static uint16_t next = reservation.port();
@@ -52,7 +53,7 @@ class Store : public ::testing::Test {
     return std::make_unique<Client>(address_, token_, rank, soon());
   }
 
-  // Waits until `holds`, which news of the server make true.
+  // Waits until `holds` returns true, after news from the server.
   template <class Holds>
   static bool comes_true(Holds&& holds) {
     for (const auto deadline = soon(); !deadline.expired(); std::this_thread::sleep_for(1ms)) {
@@ -69,7 +70,7 @@ class Store : public ::testing::Test {
 TEST(Wire, ReadsWhatWasWrittenAndNothingElse) {
   const auto frame = Writer().number(-7).text("a\0b").texts({"", "x"}).frame();
   Frames frames;
-  // Byte by byte, as a network may deliver it.
+  // Byte by byte, as a network may deliver the frame.
   for (size_t i = 0; i + 1 < frame.size(); ++i) {
     frames.add(&frame[i], 1);
     EXPECT_FALSE(frames.next(1000));
@@ -86,7 +87,7 @@ TEST(Wire, ReadsWhatWasWrittenAndNothingElse) {
   EXPECT_THROW(reader.number(), Malformed);
 }
 
-TEST(Wire, LengthsThatCannotBeAreRefusedBeforeMemoryIsTaken) {
+TEST(Wire, ImpossibleLengthsAreRejectedBeforeAllocation) {
   const auto announce = [](int64_t size) { return Writer().number(size).frame().substr(4); };
   EXPECT_THROW(Reader(announce(INT64_MAX)).text(), Malformed);
   EXPECT_THROW(Reader(announce(-1)).text(), Malformed);
@@ -97,7 +98,7 @@ TEST(Wire, LengthsThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   EXPECT_THROW(frames.next(1000), Malformed);
 }
 
-TEST(Table, ForgetsAPrefixAfterTheLastWord) {
+TEST(Table, ForgetsAPrefixAfterTheLastRelease) {
   Table table;
   table.set("a/1", "x");
   table.set("a/2", "y");
@@ -107,7 +108,7 @@ TEST(Table, ForgetsAPrefixAfterTheLastWord) {
   EXPECT_EQ(table.count(), 4);
   EXPECT_TRUE(table.forget("a/", 2));
   EXPECT_EQ(table.count(), 2);
-  EXPECT_FALSE(table.forget("a/", 2)) << "the words are remembered";
+  EXPECT_FALSE(table.forget("a/", 2)) << "the releases were not reset";
 }
 
 TEST_F(Store, KeepsValues) {
@@ -135,20 +136,20 @@ TEST_F(Store, WaitsForKeysAndGivesUpInTime) {
   later.join();
   EXPECT_THAT(message_of<TimeoutError>([&] { other->get({"never"}, Deadline::in(50ms), {}); }),
               AllOf(HasSubstr("rank 1"), HasSubstr("did not appear"), HasSubstr("hint:")));
-  // The connection is as good as before.
+  // The connection is still usable.
   EXPECT_EQ(other->add("n", 1, soon()), 1);
 }
 
-TEST_F(Store, SaysWhoIsLostAndWhoHasLeft) {
+TEST_F(Store, ReportsLostRanks) {
   const auto watcher = client(0);
   auto killed = client(1);
   std::atomic<int> heard = 0;
   const auto subscription = watcher->subscribe([&] { ++heard; });
-  killed.reset();  // its connection closes without a goodbye
+  killed.reset();  // its connection closes without Bye
   EXPECT_TRUE(comes_true([&] { return watcher->ended().contains(1) && heard > 0; }));
   EXPECT_EQ(watcher->ended().at(1).how, Ending::Lost);
   watcher->unsubscribe(subscription);
-  // Whoever comes later is told, too.
+  // A client that connects later gets the news, too.
   const auto late = client(2);
   EXPECT_TRUE(comes_true([&] { return late->ended().contains(1); }));
 }
@@ -174,7 +175,7 @@ TEST_F(Store, AProcessThatReturnsZeroHasLeftAndAnyOtherIsLost) {
   EXPECT_EQ(watcher->ended().at(3).how, Ending::Lost);
 }
 
-TEST_F(Store, AForkedChildNeitherSpeaksForItsParentNorHidesItsEnd) {
+TEST_F(Store, AForkedChildNeitherActsForItsParentNorHidesItsEnd) {
   const auto watcher = client(0);
   auto parent = client(1);
   int ready[2];
@@ -185,7 +186,7 @@ TEST_F(Store, AForkedChildNeitherSpeaksForItsParentNorHidesItsEnd) {
       parent->set("from", "child", soon());
       ::_exit(1);
     } catch (const UsageError&) {
-      // Destroying its copy must not end the parent's connection either.
+      // Destroying the child's copy must not close the parent's connection either.
       parent.reset();
       ::write(ready[1], "x", 1);
       ::pause();
@@ -196,13 +197,13 @@ TEST_F(Store, AForkedChildNeitherSpeaksForItsParentNorHidesItsEnd) {
   EXPECT_FALSE(watcher->check({"from"}, soon()));
   parent->set("from", "parent", soon());
   EXPECT_TRUE(watcher->ended().empty());
-  parent.reset();  // the child lives on, and holds no copy of the socket
+  parent.reset();  // the child still runs, but has no copy of the socket
   EXPECT_TRUE(comes_true([&] { return watcher->ended().contains(1); }));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
 
-TEST_F(Store, TheEndOfTheServerIsKnownAtOnceAndCostsNothing) {
+TEST_F(Store, TheEndOfTheServerIsDetectedAtOnceAndCostsNothing) {
   const auto one = client(1);
   std::thread waiting([&] {
     EXPECT_THAT(message_of<PeerLostError>([&] { one->get({"never"}, soon(), {}); }),
@@ -213,7 +214,7 @@ TEST_F(Store, TheEndOfTheServerIsKnownAtOnceAndCostsNothing) {
   waiting.join();
   EXPECT_EQ(one->ended().at(kHostRank).how, Ending::Lost);
   EXPECT_THROW(one->set("key", "value", soon()), PeerLostError);
-  // Nobody polls a closed socket.
+  // No thread busily polls a closed socket.
   const auto cpu = [] {
     timespec used{};
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -224,7 +225,7 @@ TEST_F(Store, TheEndOfTheServerIsKnownAtOnceAndCostsNothing) {
   EXPECT_LT(cpu() - before, 200ms);
 }
 
-TEST_F(Store, TheFirstFailureOfATopicIsNewsForAll) {
+TEST_F(Store, TheFirstFailureOfATopicIsSentToAll) {
   const auto one = client(1);
   const auto other = client(2);
   one->fail("group/", "out of memory");
@@ -237,8 +238,8 @@ TEST_F(Store, TheFirstFailureOfATopicIsNewsForAll) {
   EXPECT_EQ(one->failure("group/")->text, "out of memory");
 }
 
-// Whoever accepts and stays silent, as a stopped rank 0 does.
-TEST(StoreOfNobody, ASilentOneIsATimeout) {
+// A server that accepts connections and sends nothing, like a stopped rank 0.
+TEST(NotAStore, SilenceIsATimeout) {
   const auto address = own_address();
   const auto listener = listen_at(address);
   const auto start = Deadline::Clock::now();
@@ -247,7 +248,7 @@ TEST(StoreOfNobody, ASilentOneIsATimeout) {
   EXPECT_LT(Deadline::Clock::now() - start, 10s);
 }
 
-TEST(StoreOfNobody, AnotherProtocolIsAMismatch) {
+TEST(NotAStore, AnotherProtocolIsAMismatch) {
   const auto address = own_address();
   const auto listener = listen_at(address);
   std::thread other([&] {
@@ -268,7 +269,7 @@ class GuardedStore : public Store {
   GuardedStore() : Store(base::Token::random()) {}
 };
 
-TEST_F(GuardedStore, AdmitsOnlyWhoKnowsTheToken) {
+TEST_F(GuardedStore, AdmitsOnlyClientsWithTheToken) {
   const auto one = client(0);
   one->set("secret", "42", soon());
   for (const auto& token : {base::Token(), base::Token::random()}) {
@@ -286,7 +287,7 @@ int64_t resident() {
   return pages * ::sysconf(_SC_PAGESIZE) >> 20;
 }
 
-TEST_F(GuardedStore, BytesOfStrangersTakeNoMemoryAndHoldNobodyUp) {
+TEST_F(GuardedStore, StrangersUseNoMemoryAndDelayNobody) {
   const auto before = resident();
   const auto hostile = [&](std::string bytes, int times) {
     auto socket = connect_to(address_, soon());
@@ -303,7 +304,7 @@ TEST_F(GuardedStore, BytesOfStrangersTakeNoMemoryAndHoldNobodyUp) {
   strangers.push_back(hostile("a", 1));
   strangers.push_back(hostile(std::string(1 << 16, '\n'), 1000));
   strangers.push_back(hostile(Writer().number(int64_t{1} << 62).text("").text("").frame(), 1));
-  // More than there is room for, all silent.
+  // More silent connections than the server keeps.
   for (int i = 0; i < 400; ++i) strangers.push_back(connect_to(address_, soon()));
   const auto one = client(1);
   one->set("key", "value", soon());
@@ -311,7 +312,7 @@ TEST_F(GuardedStore, BytesOfStrangersTakeNoMemoryAndHoldNobodyUp) {
   EXPECT_LT(resident() - before, 64);
 }
 
-TEST_F(Store, WhatAMemberSendsIsBoundedToo) {
+TEST_F(Store, RequestsOfMembersAreLimitedToo) {
   const auto one = client(1);
   EXPECT_THROW(one->set("key", std::string(kMostFrameBytes, 'x'), soon()), UsageError);
   EXPECT_FALSE(one->check({"key"}, soon()));

@@ -1,4 +1,4 @@
-// The torch-free ground: messages, environment, ports, notes.
+// src/base: messages, environment, ports, notes.
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -21,6 +21,8 @@
 #include "base/note.h"
 #include "base/port.h"
 #include "base/printable.h"
+#include "base/process_end.h"
+#include "base/rank_list.h"
 #include "base/token.h"
 
 namespace lockstep::base {
@@ -29,20 +31,20 @@ namespace {
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-TEST(Compose, SaysWhatWhereEvidenceHintInThisOrder) {
+TEST(Compose, JoinsWhatWhereEvidenceAndHint) {
   EXPECT_EQ(compose({.what = "x failed", .where = "rank 0/2", .evidence = "it rained", .hint = "wait"}),
             "x failed (rank 0/2): it rained\nhint: wait");
   EXPECT_EQ(compose({.what = "x failed"}), "x failed");
   EXPECT_EQ(errno_text(ECONNREFUSED), "Connection refused (errno 111)");
 }
 
-TEST(Printable, LeavesTextAndEscapesWhatSteersATerminal) {
+TEST(Printable, KeepsTextAndEscapesTerminalControl) {
   using namespace std::string_literals;
   EXPECT_EQ(printable("weights/größe 名前 🎉 \\ \"x\""), "weights/größe 名前 🎉 \\ \"x\"");
   EXPECT_EQ(printable("a\nb\rc\td"), R"(a\nb\rc\td)");
   EXPECT_EQ(printable("\x1b[2J\x07\x7f\0."s), R"(\x1b[2J\x07\x7f\x00.)");
   EXPECT_EQ(printable("\u009b31m \u202e \u2028 \ufeff"), R"(\u009b31m \u202e \u2028 \ufeff)");
-  // Cut off, overlong, a surrogate, beyond Unicode, a byte by itself.
+  // Truncated, overlong, a surrogate, beyond Unicode, a single continuation byte.
   EXPECT_EQ(printable("\xe5\x90"), R"(\xe5\x90)");
   EXPECT_EQ(printable("\xc0\x9b \xe0\x82\x9b"), R"(\xc0\x9b \xe0\x82\x9b)");
   EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80 \x9b"), R"(\xed\xa0\x80 \xf4\x90\x80\x80 \x9b)");
@@ -53,12 +55,26 @@ TEST(Quote, IsUnambiguousAndShort) {
   EXPECT_EQ(quote(R"(a "b" \)"), R"("a \"b\" \\")");
   EXPECT_EQ(quote(std::string(120, 'x')), "\"" + std::string(120, 'x') + "\"");
   EXPECT_EQ(quote(std::string(121, 'x')), "\"" + std::string(120, 'x') + "\"…");
-  // Not cut within a character.
+  // Not truncated within a character.
   EXPECT_EQ(quote(std::string(119, 'x') + "ßß"), "\"" + std::string(119, 'x') + "\"…");
   EXPECT_LT(quote(std::string(200, '\x80')).size(), 500);
 }
 
-TEST(ThrowKind, KeepsTheClassOfAnErrorThatTravelled) {
+TEST(ProcessEnd, IsDescribedByStatusOrSignal) {
+  EXPECT_EQ(describe_end(3 << 8), "exited with status 3");
+  EXPECT_EQ(describe_end(0), "exited with status 0");
+  EXPECT_EQ(describe_end(SIGKILL), "killed by signal 9 (Killed)");
+  EXPECT_EQ(describe_end(SIGSEGV | 0x80), "killed by signal 11 (Segmentation fault)");  // 0x80: core dumped
+}
+
+TEST(RankList, CollapsesRuns) {
+  EXPECT_EQ(describe_ranks({}), "");
+  EXPECT_EQ(describe_ranks({4}), "4");
+  EXPECT_EQ(describe_ranks({0, 2}), "0, 2");
+  EXPECT_EQ(describe_ranks({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
+}
+
+TEST(ThrowKind, ThrowsTheNamedClass) {
   EXPECT_THROW(throw_kind("UsageError", "m"), UsageError);
   EXPECT_THROW(throw_kind("MismatchError", "m"), MismatchError);
   EXPECT_THROW(throw_kind("PeerLostError", "m"), PeerLostError);
@@ -110,7 +126,7 @@ TEST(Port, AReservedPortCanBeListenedOnAndReachedButOnlyOnce) {
   EXPECT_THROW(PortReservation(Reach::ThisMachine, reservation.port()), SystemError);
 }
 
-TEST(Net, AConnectionThatNobodyTakesEndsAtTheDeadline) {
+TEST(Net, AConnectionThatNobodyAcceptsFailsAtTheDeadline) {
   const PortReservation reservation(Reach::ThisMachine);
   try {
     connect_to("127.0.0.1", reservation.port(), Deadline::in(300ms));
@@ -137,7 +153,7 @@ TEST(Net, KnowsItsOwnAddresses) {
   EXPECT_FALSE(is_loopback("10.127.0.1"));
 }
 
-TEST(Note, ArrivesOverAPipe) {
+TEST(Note, IsReadFromThePipe) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Fd reading(ends[0]), writing(ends[1]);
@@ -153,7 +169,7 @@ TEST(Note, ArrivesOverAPipe) {
   EXPECT_THAT(note->message, HasSubstr("line \"two\""));
 }
 
-TEST(Note, IsBoundedAndDoubted) {
+TEST(Note, IsLimitedAndValidated) {
   const auto line = encode_note({"Error", std::string(100000, 'x')});
   EXPECT_LT(line.size(), 4096);
   EXPECT_TRUE(decode_note(line));
@@ -163,7 +179,7 @@ TEST(Note, IsBoundedAndDoubted) {
   EXPECT_FALSE(decode_note("\x00\x01"));
 }
 
-TEST(NoSigpipe, AWriteThatNobodyReadsFailsAndLeavesNoSignal) {
+TEST(NoSigpipe, AWriteToAClosedPipeFailsAndLeavesNoSignalPending) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Fd writing(ends[1]);
@@ -186,7 +202,7 @@ TEST(Machine, HasAnIdentity) {
   EXPECT_THAT(machine_identity(), HasSubstr("net:["));
 }
 
-TEST(Token, ProvesThatBothSidesKnowItAndNothingElse) {
+TEST(Token, AProofIsValidForOneTokenRoleAndPairOfNonces) {
   const Token token = Token::random();
   const auto asked = make_nonce();
   const auto own = make_nonce();
@@ -194,7 +210,7 @@ TEST(Token, ProvesThatBothSidesKnowItAndNothingElse) {
   const auto proof = token.prove("client", asked, own);
   EXPECT_TRUE(token.proves(proof, "client", asked, own));
   EXPECT_EQ(proof.find(token.text()), std::string::npos);
-  // Another secret, another role (a proof that is sent back to its sender), another meeting.
+  // Another secret, another role (a proof reflected to its sender), other nonces.
   EXPECT_FALSE(Token::random().proves(proof, "client", asked, own));
   EXPECT_FALSE(Token().proves(proof, "client", asked, own));
   EXPECT_FALSE(token.proves(proof, "server", asked, own));
@@ -203,7 +219,7 @@ TEST(Token, ProvesThatBothSidesKnowItAndNothingElse) {
   EXPECT_FALSE(token.proves("", "client", asked, own));
 }
 
-TEST(Token, ComesFromAFileThatNobodyElseCanRead) {
+TEST(Token, IsReadFromAFileThatOnlyItsOwnerCanRead) {
   char path[] = "/tmp/lockstep-token-XXXXXX";
   const Fd file(::mkstemp(path));
   const std::string text = "0123456789abcdef0123\n";
@@ -212,7 +228,7 @@ TEST(Token, ComesFromAFileThatNobodyElseCanRead) {
   ::fchmod(file.get(), 0640);
   try {
     Token::from_file(path);
-    ADD_FAILURE() << "a file that the group can read was taken";
+    ADD_FAILURE() << "a file that the group can read was accepted";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("chmod 600"));
   }

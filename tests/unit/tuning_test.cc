@@ -1,5 +1,5 @@
-// Threads, CPU affinity and heap: plans are made for machines written down as trees of /sys and /proc files;
-// binding, the heap and the environment are tried on this process.
+// Threads, CPU affinity and heap: plans are made for machines that are described by trees of /sys and /proc
+// files; binding, the heap and the environment are tested on this process.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -37,7 +37,7 @@ constexpr bool kOwnAllocator = false;
 namespace fs = std::filesystem;
 using Cpus = std::vector<int>;
 
-// Sets or (nullopt) unsets a variable and puts back what was there.
+// Sets or (nullopt) unsets a variable, and restores its previous value.
 class ScopedEnv {
  public:
   ScopedEnv(std::string name, std::optional<std::string> value) : name_(std::move(name)) {
@@ -55,7 +55,7 @@ class ScopedEnv {
   std::optional<std::string> before_;
 };
 
-// A root directory with files of our making.
+// A root directory with generated files.
 class FakeRoot {
  public:
   FakeRoot() {
@@ -90,7 +90,7 @@ Cpus range(int first, int last) {
   return cpus;
 }
 
-// Two sockets of `per_socket` cores, one node each; with SMT, the second CPUs of all cores come after all
+// Two sockets of `per_socket` cores, one NUMA node each. With SMT, the second CPUs of all cores follow all
 // first ones, as Linux numbers them.
 std::unique_ptr<FakeRoot> two_sockets(int per_socket, bool smt) {
   auto root = std::make_unique<FakeRoot>();
@@ -115,7 +115,7 @@ Topology flat(int cores) {
   return topology;
 }
 
-// What the rules say must not depend on the environment in which the tests run.
+// Removes variables that influence plans from the environment of the tests.
 class TuningPlan : public ::testing::Test {
  private:
   ScopedEnv threads_{"OMP_NUM_THREADS", std::nullopt};
@@ -143,7 +143,7 @@ TEST(TuningCpuList, ReadsAndWritesTheKernelsForm) {
   EXPECT_EQ(parse_cpu_list("7\n"), Cpus{7});
 }
 
-TEST(TuningCpuList, StopsAtWhatItCannotRead) {
+TEST(TuningCpuList, StopsAtInvalidText) {
   EXPECT_EQ(parse_cpu_list("1,x"), Cpus{1});
   EXPECT_EQ(parse_cpu_list("1-"), Cpus{});
   EXPECT_EQ(parse_cpu_list("none"), Cpus{});
@@ -183,7 +183,7 @@ TEST(TuningTopology, NoFilesAtAll) {
 TEST(TuningTopology, OddFilesDoNotMatter) {
   FakeRoot root;
   root.cpu(0, -1, 0, "garbage");
-  root.cpu(1, -1, 0, "0");  // claims to be a sibling of somebody who does not know
+  root.cpu(1, -1, 0, "0");  // claims a sibling that does not list it
   root.write("sys/devices/system/node/nodeX/cpulist", "0-1");
   root.write("sys/devices/system/node/possible", "0");
   const auto topology = read_topology({0, 1}, root.path());
@@ -301,7 +301,7 @@ TEST_F(TuningPlan, ThreadsFollowTheQuotaAndBindingDoesNot) {
   EXPECT_EQ(plan_on(machine, 0, 1, {}).threads, 16);
 }
 
-TEST_F(TuningPlan, WhatTheUserSetStays) {
+TEST_F(TuningPlan, SettingsOfTheUserAreKept) {
   EXPECT_EQ(plan_on(flat(8), 0, 2, {.threads = 3}).threads, 3);
   EXPECT_EQ(plan_on(flat(8), 0, 2, {.threads = 0}).threads, 0);
   const ScopedEnv omp("OMP_NUM_THREADS", "5");
@@ -361,40 +361,40 @@ TEST_F(TuningPlan, BindingCanBeTurnedOff) {
   EXPECT_FALSE(plan_on(flat(4), 0, 2, {}).cpus.empty());
 }
 
-TEST_F(TuningPlan, NoRankStraddlesNodesWhenItCostsNoCore) {
-  // 6 cores on node 0, 3 on node 1. In one row, three ranks of 3 cores fit: 3 + 3 | 3.
+TEST_F(TuningPlan, NoRankSpansNodesUnlessCoresAreShort) {
+  // 6 cores on node 0, 3 on node 1: three ranks of 3 cores fit without spanning nodes, 3 + 3 | 3.
   auto machine = flat(9);
   for (int cpu = 6; cpu < 9; ++cpu) machine.cpus[cpu].node = 1;
   EXPECT_EQ(all_shares(machine, 3), (std::vector<Cpus>{range(0, 2), range(3, 5), range(6, 8)}));
 
-  // 5 + 3 cores, two ranks with 4 threads: a cut between the nodes leaves one short, so it is through the
-  // middle.
+  // 5 + 3 cores, two ranks with 4 threads: a cut between the nodes leaves one rank short of cores, so the cut
+  // is in the middle.
   auto uneven = flat(8);
   for (int cpu = 5; cpu < 8; ++cpu) uneven.cpus[cpu].node = 1;
   EXPECT_EQ(all_shares(uneven, 2), (std::vector<Cpus>{range(0, 3), range(4, 7)}));
 
-  // 5 + 5 cores, three ranks with 3 threads: an even cut (3, 3, 4) would straddle, and 2 ranks on one node
-  // fall short.
+  // 5 + 5 cores, three ranks with 3 threads: two ranks on one node are short of cores, so one rank spans the
+  // nodes (3, 3, 4).
   auto tight = flat(10);
   for (int cpu = 5; cpu < 10; ++cpu) tight.cpus[cpu].node = 1;
   EXPECT_EQ(all_shares(tight, 3), (std::vector<Cpus>{range(0, 2), range(3, 5), range(6, 9)}));
 
-  // 7 + 4 cores, five ranks with 2 threads: 2 + 2 + 3 | 2 + 2, where an even cut (2, 2, 2, 2, 3) would
-  // straddle.
+  // 7 + 4 cores, five ranks with 2 threads: 2 + 2 + 3 | 2 + 2, where with an even cut (2, 2, 2, 2, 3) a rank
+  // would span the nodes.
   auto seven = flat(11);
   for (int cpu = 7; cpu < 11; ++cpu) seven.cpus[cpu].node = 1;
   EXPECT_EQ(all_shares(seven, 5),
             (std::vector<Cpus>{range(0, 1), range(2, 3), range(4, 6), range(7, 8), range(9, 10)}));
 }
 
-// Every machine and every number of ranks: no CPU twice, nobody without, siblings together, enough for the
-// threads.
+// For every machine and every number of ranks: no CPU is used twice, every rank has CPUs, siblings stay
+// together, and the cores suffice for the threads.
 TEST_F(TuningPlan, SharesAlwaysFit) {
   for (const bool smt : {false, true}) {
     for (int per_socket = 1; per_socket <= 6; ++per_socket) {
       const auto root = two_sockets(per_socket, smt);
       const int cpus = 2 * per_socket * (smt ? 2 : 1);
-      for (int first = 0; first < cpus; first += 3) {  // whole machine and cut-off ones
+      for (int first = 0; first < cpus; first += 3) {  // the whole machine, and parts of it
         const auto topology = read_topology(range(first, cpus - 1), root->path());
         std::map<int, int> core_of;
         for (const auto& cpu : topology.cpus) core_of[cpu.id] = cpu.core;
@@ -467,20 +467,20 @@ TEST_F(TuningPlan, EnvironmentCarriesThePlan) {
   EXPECT_TRUE(environment_of({}).empty());
 }
 
-TEST_F(TuningPlan, EnvironmentOfOneThreadSaysNothingOfWaiting) {
+TEST_F(TuningPlan, EnvironmentOfOneThreadHasNoWaitPolicy) {
   const auto variables = as_map(environment_of({.threads = 1}));
   EXPECT_FALSE(variables.count("OMP_WAIT_POLICY"));
   EXPECT_FALSE(variables.count("OPENBLAS_THREAD_TIMEOUT"));
 }
 
-TEST_F(TuningPlan, EnvironmentLeavesTheUsersWayOfWaitingAlone) {
+TEST_F(TuningPlan, EnvironmentKeepsTheUsersWaitPolicy) {
   const ScopedEnv policy("OMP_WAIT_POLICY", "active"), timeout("OPENBLAS_THREAD_TIMEOUT", "20");
   const auto variables = as_map(environment_of({.threads = 2}));
   EXPECT_FALSE(variables.count("OMP_WAIT_POLICY"));
   EXPECT_FALSE(variables.count("OPENBLAS_THREAD_TIMEOUT"));
 }
 
-TEST_F(TuningPlan, EnvironmentLeavesTheUsersVariablesAlone) {
+TEST_F(TuningPlan, EnvironmentKeepsTheUsersVariables) {
   const ScopedEnv threads("OMP_NUM_THREADS", "7"), trim("MALLOC_TRIM_THRESHOLD_", "1000");
   const auto variables = as_map(environment_of({.cpus = {0}, .threads = 2, .keep_heap = true}));
   EXPECT_FALSE(variables.count("OMP_NUM_THREADS"));
@@ -506,7 +506,7 @@ TEST_F(TuningPlan, EnvironmentKnowsBothSpellingsOfTheHeapsSettings) {
 
 // ---- This process
 
-// Runs `body` in a forked child, where affinity and allocator may be changed at will. True when it returned
+// Runs `body` in a forked child, where it may change affinity and allocator. Returns whether it returned
 // true.
 template <class Body>
 bool in_child(Body body) {
@@ -564,13 +564,13 @@ TEST_F(TuningPlan, KeptHeapHoldsFreedMemory) {
   }));
 }
 
-TEST_F(TuningPlan, KeptHeapLeavesTheUsersChoiceAlone) {
+TEST_F(TuningPlan, KeptHeapRespectsTheUsersChoice) {
   if (kOwnAllocator) GTEST_SKIP() << "the sanitizer's allocator is not glibc's";
   EXPECT_TRUE(in_child([] {
     ::setenv("MALLOC_MMAP_THRESHOLD_", "1000000", 1);
     keep_heap();
     const size_t before = ::mallinfo2().hblks;
-    void* volatile block = std::malloc(100 << 20);  // volatile: or the compiler leaves both calls out
+    void* volatile block = std::malloc(100 << 20);  // volatile, because the compiler would remove both calls
     const size_t after = ::mallinfo2().hblks;
     std::free(block);
     return after == before + 1;
@@ -578,7 +578,7 @@ TEST_F(TuningPlan, KeptHeapLeavesTheUsersChoiceAlone) {
 }
 
 TEST(TuningBlas, WithoutOpenBlasNothingIsSet) {
-  // This test links no BLAS; a real OpenBLAS is checked by the tests that link LibTorch.
+  // This test links no BLAS; tests that link LibTorch check a real OpenBLAS.
   EXPECT_EQ(loaded_blas().kind, BlasKind::Unknown);
   EXPECT_FALSE(set_blas_threads(1));
 }

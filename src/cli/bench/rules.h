@@ -1,13 +1,13 @@
-// What `lockstep bench` and the peer programs it is compared with (bench/collectives) must do alike: what a
-// size means for each collective, how a call is timed, what is made of the times.
+// The rules that `lockstep bench` shares with the peer programs it is compared with (bench/collectives): what
+// a size means for each collective, how calls are timed, and how the times are summarised.
 //
-// No LibTorch, no state, header only: the peers compile it as it is.
+// Without LibTorch, without state, header only, so that the peers can compile it.
 //
-// A *sample* is the time of one call, or the mean of a few calls where one is too short for the clock. Every
-// rank takes its own samples; sample i of the row is the slowest rank's sample i. A *block* is a barrier, one
-// call that is not timed (it takes up the skew of the barrier and what the caches forgot), and some samples.
-// Calls follow each other without a barrier in between: where data flows only one way (broadcast, reduce), a
-// rank may be ahead of the others, as in programs.
+// A *sample* is the time of one call, or the mean of several calls if one is too short for the clock. Every
+// rank takes its own samples; sample i of a row is that of the slowest rank. A *block* is a barrier, one call
+// that is not timed (it absorbs the skew of the barrier and warms the caches), and some samples. There is no
+// barrier between calls: if data flows in only one direction (broadcast, reduce), a rank may be ahead of the
+// others, as in real programs.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ enum class Collective {
 struct CollectiveFacts {
   Collective id;
   const char* name;
-  // Whether a row's bytes are divided among the ranks: it is the size of the whole (the output of a gather,
-  // the input of a scatter), as nccl-tests counts.
+  // Whether a row's bytes are divided among the ranks. They are then the size of the whole (the output of a
+  // gather, the input of a scatter), as in nccl-tests.
   bool divided;
 };
 
@@ -65,15 +65,16 @@ inline bool reduces(Collective collective) {
          collective == Collective::ReduceScatterTensor;
 }
 
-// How many elements a size stands for. A size that cannot be divided evenly is rounded up.
+// The number of elements of a size. A size that cannot be divided evenly among the ranks is rounded up.
 inline int64_t elements_of(Collective collective, int64_t size, int64_t element_bytes, int world) {
   if (collective == Collective::Barrier) return 0;
   const int64_t elements = std::max<int64_t>(1, size / element_bytes);
   return facts_of(collective).divided ? (elements + world - 1) / world * world : elements;
 }
 
-// Algorithm bandwidth is bytes / time. Times this factor, it is what each rank's link to the rest would have
-// to carry at the least, and can be compared between collectives and worlds (nccl-tests' definition).
+// The algorithm bandwidth is bytes / time. Multiplied by this factor, it is the least that each rank's link
+// to the others would have to carry, and can be compared between collectives and worlds (the definition of
+// nccl-tests).
 inline double bus_factor(Collective collective, int world) {
   const double others = static_cast<double>(world - 1) / world;
   if (collective == Collective::AllReduce) return 2 * others;
@@ -89,12 +90,12 @@ inline int calls_per_sample(int64_t bytes) {
   return bytes <= kSmall ? 20 : 1;
 }
 
-// How many samples fill the time. Enough for a median; not more than are worth keeping.
+// The number of samples that fit into the time; at least 10, for a median, and at most 10,000.
 inline int samples_in(double seconds, double sample_us) {
   return static_cast<int>(std::clamp(seconds * 1e6 / std::max(sample_us, 1e-3), 10.0, 10'000.0));
 }
 
-// How many of `samples` belong to block `block`.
+// The number of `samples` in block `block`.
 inline int samples_of_block(int samples, int block) {
   return samples / kBlocks + (block < samples % kBlocks ? 1 : 0);
 }
@@ -103,7 +104,7 @@ inline double microseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Appends samples. `out` must have room, so that no allocation is timed.
+// Appends samples to `out`, which must have enough capacity: no allocation may be timed.
 template <class Barrier, class Call>
 void time_block(Barrier&& barrier, Call&& call, int samples, int calls, std::vector<double>& out) {
   if (samples == 0) return;
@@ -120,8 +121,8 @@ struct Summary {
   double p50_us = 0, p99_us = 0, min_us = 0;
 };
 
-// `by_rank`: the samples of each rank, equally many. A rank without a part in the row (a third one in
-// send_recv) has samples near 0, which no maximum takes.
+// `by_rank`: the samples of each rank, the same number for all. A rank that takes no part in the row (the
+// third in send_recv) has samples near 0, which do not affect the maximum.
 inline Summary summarize(const std::vector<std::vector<double>>& by_rank) {
   std::vector<double> slowest = by_rank.at(0);
   for (const auto& rank : by_rank) {

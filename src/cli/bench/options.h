@@ -1,4 +1,4 @@
-// The command line of `lockstep bench`, which its peers (bench/collectives) take as well. No LibTorch.
+// The command line of `lockstep bench`, which its peers (bench/collectives) accept as well. Without LibTorch.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "bench_rules.h"
+#include "cli/bench/rules.h"
 
 namespace lockstep::bench {
 
@@ -32,33 +32,33 @@ inline constexpr std::array kOperations{"sum", "avg", "product", "min", "max", "
 struct Options {
   std::vector<int> worlds{2};
   std::vector<std::string> backends{"shm", "gloo"};
-  bool backends_named = false;  // by the user: then a missing one is an error
+  bool backends_named = false;  // the user has named them: a missing one is an error
   std::vector<Collective> collectives;
   std::vector<int64_t> sizes;  // ascending
   std::vector<Dtype> dtypes{kDtypes[0]};
   std::string op = "sum";
   std::vector<std::string> memories{"registered", "plain"};
-  std::optional<int> iterations;  // samples of each row; without it, what fits into `seconds`
+  std::optional<int> iterations;  // samples of each row; by default as many as fit into `seconds`
   double seconds = 0.2;
   int warmup = 5;
-  std::string json;  // "-": stdout, in place of the table; empty: none
+  std::string json;  // path; "-": stdout, instead of the table; empty: no JSON
   bool quiet = false;
 };
 
-// One measurement that the variants (backend, memory, dtype) make side by side.
+// One measurement, which is made for all variants (backend, memory, dtype) in turn.
 struct RowPlan {
   Collective collective;
-  int64_t size;  // as asked for; 0 for a barrier
+  int64_t size;  // as requested; 0 for a barrier
 };
 std::vector<RowPlan> plan_rows(const Options& options);
 
-// "8", "1K", "25M", "1000": the shortest exact form.
+// The shortest exact form: "8", "1K", "25M", "1000".
 std::string size_text(int64_t bytes);
 
 struct HelpText {
   std::string text;
 };
-// Throws UsageError for words that make no sense. `program` is what the help calls itself.
+// Throws UsageError for invalid arguments. `program` is the name in the help text.
 std::variant<Options, HelpText> parse_options(const std::vector<std::string>& words,
                                               const std::string& program = "lockstep bench");
 

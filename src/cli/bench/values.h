@@ -1,9 +1,9 @@
-// The data that `lockstep bench` and its peers send when they check a row: small whole numbers, so that every
-// dtype holds them and every sum exactly, in whatever order it is taken. Pure functions, no LibTorch.
+// The data that `lockstep bench` and its peers use to check a row: small whole numbers, so that every dtype
+// represents them and their sums exactly, in any order of summation. Pure functions, without LibTorch.
 //
-// The numbers look random, so that an element out of place is seen; no contribution to a sum is 0, so that a
-// missing rank is seen in every element. They repeat after kPeriod elements, so that checking costs little
-// more than reading; that is a prime, so that no chunk of an algorithm is a multiple of it.
+// The numbers look random, so that a misplaced element is detected; no contribution to a sum is 0, so that a
+// missing rank is detected in every element. They repeat after kPeriod elements, so that checking costs
+// little more than reading; the period is a prime, so that no chunk of an algorithm is a multiple of it.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 namespace lockstep::bench {
 
 inline constexpr int64_t kPeriod = 65521;
-inline constexpr int kMostRanks = 127;  // up to there, sums fit into 8 bits
+inline constexpr int kMostRanks = 127;  // with more, sums would not fit into 8 bits
 
-// What outputs hold before the call: no value that moves, and hardly one that is reduced.
+// The contents of outputs before the call: never a moved value, and rarely a reduced one.
 inline constexpr double kPoison = 126;
 
-// A few rounds of multiply and shift (as in splitmix64) spread all bits of `index` over the result.
+// Rounds of multiplication and shift, as in splitmix64, spread the bits of `index` over the result.
 inline uint64_t mix(int rank, int64_t index) {
   uint64_t x = static_cast<uint64_t>(index % kPeriod + 1) * 0x9E3779B97F4A7C15ull +
                static_cast<uint64_t>(rank) * 0xD1B54A32D192ED03ull;
@@ -27,17 +27,17 @@ inline uint64_t mix(int rank, int64_t index) {
   return x ^ (x >> 31);
 }
 
-// What rank `rank` has at `index` when data only moves.
+// The value of `rank` at `index` if data is only moved.
 inline double moved_value(int rank, int64_t index) { return static_cast<double>(mix(rank, index) % 101); }
 
-// What it has when data is reduced over `world` ranks by "sum", "avg", "product", "min", "max", "band",
-// "bor" or "bxor".
+// The value of `rank` at `index` if data is reduced over `world` ranks with `op`: "sum", "avg", "product",
+// "min", "max", "band", "bor" or "bxor".
 inline double contribution(std::string_view op, int world, int rank, int64_t index) {
   const uint64_t random = mix(rank, index);
   if (op == "sum" || op == "avg") {
     return 1 + static_cast<double>(random % static_cast<uint64_t>(std::min(3, kMostRanks / world)));
   }
-  if (op == "product") {  // 2 or 3 of one rank, 1 of the others: no product is too large
+  if (op == "product") {  // 2 or 3 from one rank, 1 from the others, so that no product is too large
     const uint64_t same_for_all = mix(0, index);
     return same_for_all % static_cast<uint64_t>(world) == static_cast<uint64_t>(rank)
                ? 2 + static_cast<double>(random % 2)

@@ -1,13 +1,13 @@
-// One line of the result: what one variant needed for one collective at one size. As JSON it is the same for
-// `lockstep bench` and its peers. No LibTorch.
+// One row of the results: the time of one variant for one collective at one size. `lockstep bench` and its
+// peers write the same JSON. Without LibTorch.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench_options.h"
-#include "bench_rules.h"
+#include "cli/bench/options.h"
+#include "cli/bench/rules.h"
 
 namespace lockstep::bench {
 
@@ -16,10 +16,10 @@ using Json = nlohmann::ordered_json;
 struct Row {
   int world = 0;
   RowPlan plan{};
-  int64_t bytes = 0;  // what the size came to in whole elements
+  int64_t bytes = 0;  // the size, adjusted to whole elements
   std::string dtype, op, backend, memory;
-  std::string wrong;    // what was wrong with the data; empty: nothing
-  std::string refused;  // why the backend does not do it; empty: it does. Then there are no times
+  std::string wrong;    // the error in the data; empty if there is none
+  std::string refused;  // why the backend refused the call; empty if it did not. A refused row has no times
   int samples = 0;
   int calls_per_sample = 1;
   Summary time;

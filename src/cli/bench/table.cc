@@ -1,4 +1,4 @@
-#include "bench_table.h"
+#include "cli/bench/table.h"
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@ namespace lockstep::bench {
 
 namespace {
 
-// How many times faster than Gloo; nothing when Gloo was not measured for the same row.
+// The speed relative to Gloo; nullopt if Gloo was not measured for the same row.
 std::optional<double> times_gloo(const Row& row, const std::vector<Row>& rows) {
   for (const auto& other : rows) {
     const bool same = other.world == row.world && other.plan.collective == row.plan.collective &&
@@ -34,7 +34,7 @@ std::optional<double> times_gloo(const Row& row, const std::vector<Row>& rows) {
   return std::nullopt;
 }
 
-// About three digits that mean something.
+// About three significant digits.
 std::string number_text(double number) {
   return fmt::format("{:.{}f}", number, number < 0.1 ? 4 : number < 10 ? 2 : number < 100 ? 1 : 0);
 }
@@ -108,7 +108,7 @@ std::string table_of(const Result& result) {
                    "p50 µs",     "p99 µs", "alg GB/s", "bus GB/s", "data",    "x gloo"};
   std::vector<Cells> lines{head};
   for (const auto& row : result.rows) lines.push_back(cells_of(row, result.rows));
-  // µ is two bytes and one column.
+  // µ takes two bytes but one column.
   const auto width_of = [](const std::string& text) {
     return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
   };

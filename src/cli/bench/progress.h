@@ -1,5 +1,5 @@
-// How far `lockstep bench` is, on stderr: one line that is rewritten on a terminal, a line now and then in a
-// file, nothing when it is to be quiet. Used by one process at a time.
+// The progress of `lockstep bench` on stderr: on a terminal one line that is rewritten, in a file about ten
+// lines, and nothing if quiet. Used by one process at a time.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +13,7 @@ class Progress {
  public:
   Progress(int total, bool quiet) : total_(total), quiet_(quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
-  // Row `number` (from 0) of all begins.
+  // Row `number` (from 0) begins.
   void begin(int number, const std::string& what) const {
     if (quiet_) return;
     if (terminal_) {
@@ -23,7 +23,7 @@ class Progress {
       fmt::print(stderr, "{}/{} rows\n", number, total_);
     }
   }
-  // Leaves the terminal's line empty for what comes next.
+  // Clears the line on the terminal.
   void end() const {
     if (!quiet_ && terminal_) fmt::print(stderr, "\r\033[K");
   }

@@ -1,4 +1,4 @@
-#include "bench_row.h"
+#include "cli/bench/row.h"
 
 #include <algorithm>
 

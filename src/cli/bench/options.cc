@@ -1,4 +1,4 @@
-#include "bench_options.h"
+#include "cli/bench/options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 #include "base/env.h"
 #include "base/error_text.h"
-#include "bench_values.h"
+#include "cli/bench/values.h"
 #include "launch/nearest.h"
 
 namespace lockstep::bench {
@@ -26,14 +26,14 @@ Examples:
   lockstep bench --world 2,4 --collective all_reduce,broadcast --sizes 8,1K,256K,25M --json rows.json
   lockstep bench --collective all_reduce --min 1K --max 64M --factor 4 --dtype float,bfloat16 --seconds 1
 
-The variants of a row take turns, so that noise hits all alike. Times are those of the slowest rank, one call each.
+The variants of a row take turns, so that noise affects all of them. Times are those of the slowest rank, per call.
 Bandwidth: bytes / time (alg), and that times nccl-tests' factor (bus: 2(n-1)/n for all_reduce, (n-1)/n where the bytes
-are divided among the ranks, otherwise 1). The last column is how many times faster than Gloo a row is.
-The exit status is 1 when data arrived wrong, when nothing could be measured, or when a backend named with --backend
-is not available.
+are divided among the ranks, otherwise 1). The last column is the speed relative to Gloo.
+The exit status is 1 if received data was wrong, if nothing could be measured, or if a backend given with --backend is
+not available.
 )";
 
-// As the user wrote it; the meaning comes later, with errors in our own words.
+// The flags as text. interpret() parses them, so that the error messages are ours and not CLI11's.
 struct Raw {
   std::string world = "2", backend = "shm,gloo", collective = "all", sizes, min, max, factor;
   std::string dtype = "float", op = "sum", memory = "registered,plain";
@@ -44,7 +44,7 @@ struct Raw {
 [[noreturn]] void refuse(const std::string& flag, const std::string& value, const std::string& evidence,
                          const std::string& hint = "") {
   throw UsageError(compose(
-      {.what = fmt::format("{} \"{}\" is not usable", flag, value), .evidence = evidence, .hint = hint}));
+      {.what = fmt::format("{} \"{}\" is invalid", flag, value), .evidence = evidence, .hint = hint}));
 }
 
 std::vector<std::string> split(const std::string& flag, const std::string& text) {
@@ -92,7 +92,7 @@ std::vector<int64_t> parse_sizes(const Raw& raw) {
     const auto low = parse_size("--min", raw.min.empty() ? "8" : raw.min);
     const auto high = parse_size("--max", raw.max.empty() ? "64M" : raw.max);
     const auto factor = whole_number("--factor", raw.factor.empty() ? "4" : raw.factor, 2, 1 << 20);
-    if (low > high) refuse("--min", raw.min, fmt::format("it is above --max, {}", size_text(high)));
+    if (low > high) refuse("--min", raw.min, fmt::format("it is larger than --max, {}", size_text(high)));
     for (int64_t size = low; size <= high; size *= factor) sizes.push_back(size);
   } else {
     for (const auto& text : split("--sizes", raw.sizes.empty() ? "8,1K,256K,4M,25M" : raw.sizes)) {
@@ -104,7 +104,7 @@ std::vector<int64_t> parse_sizes(const Raw& raw) {
   return sizes;
 }
 
-// The elements of `table` that the list names; `name` tells the name of one.
+// The elements of `table` whose names are in the list. `name` returns the name of an element.
 template <class Table, class Name>
 auto choose(const std::string& flag, const std::string& text, const Table& table, Name&& name) {
   std::vector<std::string> known;
@@ -156,7 +156,7 @@ Options interpret(const Raw& raw) {
   options.sizes = parse_sizes(raw);
   options.dtypes = choose("--dtype", raw.dtype, kDtypes, [](const Dtype& entry) { return entry.name; });
   const auto operations = choose_names("--op", raw.op, {kOperations.begin(), kOperations.end()});
-  if (operations.size() != 1) refuse("--op", raw.op, "only one at a time can be measured");
+  if (operations.size() != 1) refuse("--op", raw.op, "only one operation can be measured at a time");
   options.op = operations.front();
   if (!raw.iterations.empty() && !raw.seconds.empty()) {
     throw UsageError(compose({.what = "--iterations and --seconds contradict each other",
@@ -177,7 +177,7 @@ Options interpret(const Raw& raw) {
   std::vector<std::string> known;
   for (const auto* option : app.get_options()) known.push_back("--" + option->get_lnames().front());
   const auto near = launch::nearest(word.substr(0, word.find('=')), known);
-  throw UsageError(compose({.what = fmt::format("\"{}\" is not understood", word),
+  throw UsageError(compose({.what = fmt::format("unknown argument \"{}\"", word),
                             .hint = near.empty() ? fmt::format("{} --help shows all flags", program)
                                                  : fmt::format("did you mean {}?", near)}));
 }
@@ -211,11 +211,12 @@ std::variant<Options, HelpText> parse_options(const std::vector<std::string>& wo
   std::vector<std::string> dtypes;
   for (const auto& dtype : kDtypes) dtypes.emplace_back(dtype.name);
 
-  CLI::App app("Measures the collectives among processes of this machine, and checks the data of every row.",
-               program);
-  app.set_help_flag("-h,--help", "show this and exit");
+  CLI::App app(
+      "Measures the collectives between processes of this machine, and checks the data of every row.",
+      program);
+  app.set_help_flag("-h,--help", "show this help and exit");
   app.get_formatter()->column_width(27);
-  app.allow_extras();  // to refuse them in our own words
+  app.allow_extras();  // refuse_extra() has the better error message
   app.footer(kExamples);
   const auto value = [&](const char* name, std::string& target, const char* type, const std::string& help) {
     app.add_option(name, target, help)
@@ -224,21 +225,22 @@ std::variant<Options, HelpText> parse_options(const std::vector<std::string>& wo
   };
   value("--world", raw.world, "N,...", "numbers of processes (default 2)");
   value("--backend", raw.backend, "NAME,...", "shm, gloo (default: those that are available)");
-  value("--collective", raw.collective, "NAME,...",
-        fmt::format("all (default), or of these:\n{}", fmt::join(names.begin(), names.begin() + 5, ", ")) +
-            fmt::format(",\n{}", fmt::join(names.begin() + 5, names.end(), ", ")));
-  value("--sizes", raw.sizes, "BYTES,...", "of a row (default 8,1K,256K,4M,25M)");
-  value("--min", raw.min, "BYTES", "instead of a list: the smallest (default 8),");
-  value("--max", raw.max, "BYTES", "the largest (default 64M),");
-  value("--factor", raw.factor, "N", "and the step between sizes (default 4)");
+  value(
+      "--collective", raw.collective, "NAME,...",
+      fmt::format("all (default), or some of these:\n{}", fmt::join(names.begin(), names.begin() + 5, ", ")) +
+          fmt::format(",\n{}", fmt::join(names.begin() + 5, names.end(), ", ")));
+  value("--sizes", raw.sizes, "BYTES,...", "sizes of the rows (default 8,1K,256K,4M,25M)");
+  value("--min", raw.min, "BYTES", "instead of a list: the smallest size (default 8),");
+  value("--max", raw.max, "BYTES", "the largest size (default 64M),");
+  value("--factor", raw.factor, "N", "and the factor between sizes (default 4)");
   value("--dtype", raw.dtype, "NAME,...", fmt::format("{} (default float)", fmt::join(dtypes, ", ")));
   value("--op", raw.op, "NAME", fmt::format("{} (default sum)", fmt::join(kOperations, ", ")));
   value("--memory", raw.memory, "KIND,...",
         "registered (ProcessGroup::empty), plain (ordinary tensors);\ndefault both; Gloo has only plain");
   value("--seconds", raw.seconds, "S", "time spent on each variant of a row (default 0.2)");
-  value("--iterations", raw.iterations, "N", "instead of it: samples of each variant");
-  value("--warmup", raw.warmup, "N", "samples before them that do not count (default 5)");
-  value("--json", raw.json, "FILE", "also write everything as JSON; - for stdout, without the table");
+  value("--iterations", raw.iterations, "N", "instead of --seconds: samples of each variant");
+  value("--warmup", raw.warmup, "N", "samples before the measurement (default 5)");
+  value("--json", raw.json, "FILE", "also write the results as JSON; - for stdout, without the table");
   app.add_flag("--quiet", raw.quiet, "no progress on stderr");
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));

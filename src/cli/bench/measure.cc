@@ -1,4 +1,4 @@
-#include "bench_measure.h"
+#include "cli/bench/measure.h"
 
 #include <cstdlib>
 #include <fmt/format.h>
@@ -12,13 +12,13 @@
 #include <lockstep/process_group.h>
 
 #include "base/env.h"
-#include "bench_exercise.h"
+#include "cli/bench/exercise.h"
 
 namespace lockstep::bench {
 
 namespace {
 
-// No single collective takes nearly as long; a rank that hangs is worth no more.
+// Much longer than any single collective takes.
 constexpr auto kTimeout = std::chrono::minutes(2);
 
 struct Member {
@@ -26,8 +26,8 @@ struct Member {
   std::shared_ptr<ProcessGroup> group;
 };
 
-// A group that cannot be made leaves a note for the launcher, which would take it for the reason of a later
-// failure. Here it is none.
+// Suppresses notes. A group that cannot be created writes a note, which the launcher would report as the
+// reason of a later failure; here it is not a failure.
 class WithoutNotes {
  public:
   WithoutNotes() : fd_(base::env_string(kName).value_or("")) { ::unsetenv(kName); }
@@ -44,8 +44,8 @@ class WithoutNotes {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// The groups that can be made, in the order of the options. A group goes on after it has ceased to be the
-// default one.
+// The groups of all available backends, in the order of the options. A group remains usable after it is no
+// longer the default group.
 std::vector<Member> make_groups(const Options& options, Json& unavailable) {
   std::vector<Member> members;
   for (const auto& backend : options.backends) {
@@ -81,7 +81,7 @@ class Bench {
  public:
   Bench(const Options& options, std::vector<Member> members)
       : options_(options), members_(std::move(members)) {
-    // The figures travel over the backend that everything is compared with, if it is there.
+    // The results are collected over Gloo, the baseline of all comparisons, if it is available.
     control_ = members_.front().group;
     for (const auto& member : members_) {
       if (member.backend == "gloo") control_ = member.group;
@@ -91,20 +91,20 @@ class Bench {
   int world_size() const { return control_->world_size(); }
   void finish() { control_->barrier(); }
 
-  // The rows are complete on rank 0 only.
+  // Only rank 0 gets complete rows.
   std::vector<Row> measure(const RowPlan& plan) {
     auto contenders = line_up(plan);
     for (auto& contender : contenders) {
       try {
         contender.examine();
       } catch (const UsageError& error) {
-        // It comes from arguments that all ranks have alike: all of them see it.
+        // The arguments are the same on all ranks, so all of them throw.
         contender.row.refused = first_line(error.what());
       }
     }
     warm_up(contenders);
     for (int block = 0; block < kBlocks; ++block) {
-      // Each begins once in a while, so that none always follows the same other one.
+      // Rotate the order, so that no contender always follows the same other one.
       for (size_t turn = 0; turn < contenders.size(); ++turn) {
         auto& contender = contenders[(turn + static_cast<size_t>(block)) % contenders.size()];
         if (!contender.takes_part()) continue;
@@ -159,7 +159,7 @@ class Bench {
     return options_.memories;
   }
 
-  // Also decides, for all ranks alike, how many samples there will be.
+  // Also determines the number of samples, the same on all ranks.
   void warm_up(std::vector<Contender>& contenders) {
     auto sample_us = at::zeros({static_cast<int64_t>(contenders.size())}, at::kDouble);
     for (size_t i = 0; i < contenders.size(); ++i) {
@@ -182,7 +182,7 @@ class Bench {
     }
   }
 
-  // Brings every rank's samples and verdict to rank 0.
+  // Collects the samples and the check results of all ranks on rank 0.
   void collect(Contender& contender) {
     const auto wrong = contender.wrong.value_or(WrongElement{});
     std::vector<double> mine{contender.wrong ? 1.0 : 0.0, static_cast<double>(wrong.index), wrong.got,

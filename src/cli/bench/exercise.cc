@@ -1,4 +1,4 @@
-#include "bench_exercise.h"
+#include "cli/bench/exercise.h"
 
 #include <algorithm>
 #include <string_view>
@@ -9,7 +9,7 @@
 
 #include <lockstep/error.h>
 
-#include "bench_values.h"
+#include "cli/bench/values.h"
 
 namespace lockstep::bench {
 
@@ -29,12 +29,12 @@ at::ScalarType scalar_type(std::string_view name) {
 }
 
 ReduceOp reduce_op(std::string_view name) {
-  // In the order of the enumeration.
+  // kOperations is in the order of the enumeration.
   const auto* found = std::find(kOperations.begin(), kOperations.end(), name);
   return static_cast<ReduceOp>(found - kOperations.begin());
 }
 
-// The values of a whole period or of `elements`, whichever are fewer: what follows repeats them.
+// The values of one period, or of all `elements` if these are fewer. Later elements repeat them.
 at::Tensor period_of(const Value& value, int64_t elements) {
   const auto count = std::min(kPeriod, elements);
   auto period = at::empty({count}, at::kDouble);
@@ -43,7 +43,7 @@ at::Tensor period_of(const Value& value, int64_t elements) {
   return period;
 }
 
-// Calls visit(begin, piece) for the pieces of a period that make up the tensor, until it returns false.
+// Calls visit(begin, piece) for each piece of one period in the tensor, until it returns false.
 template <class Visit>
 void for_each_period(const at::Tensor& tensor, Visit&& visit) {
   for (int64_t begin = 0; begin < tensor.numel(); begin += kPeriod) {
@@ -59,7 +59,7 @@ void write_values(const at::Tensor& tensor, const Value& value) {
   });
 }
 
-// `tolerance`: how far a value may be from the one wanted, as a part of it.
+// `tolerance`: the largest relative error.
 std::optional<WrongElement> compare(const at::Tensor& tensor, const Value& value, double tolerance) {
   const auto period = period_of(value, tensor.numel());
   const auto exact = period.to(tensor.scalar_type());
@@ -68,7 +68,7 @@ std::optional<WrongElement> compare(const at::Tensor& tensor, const Value& value
     if (at::equal(piece, exact.narrow(0, 0, piece.numel()))) return true;
     const auto got = piece.to(at::kDouble);
     const auto wanted = period.narrow(0, 0, piece.numel());
-    // Written so that a NaN is wrong, too.
+    // Negated, so that a NaN counts as wrong.
     const auto wrong = got.sub(wanted).abs().le(wanted.abs().mul(tolerance)).logical_not();
     if (!wrong.any().item<bool>()) return true;
     const auto at = wrong.nonzero()[0].item<int64_t>();
@@ -78,7 +78,7 @@ std::optional<WrongElement> compare(const at::Tensor& tensor, const Value& value
   return found;
 }
 
-// The tensors of one exercise and how each collective uses them. All roots are rank 0.
+// The tensors of one exercise, and how each collective uses them. Rank 0 is the root of all collectives.
 class Player : public std::enable_shared_from_this<Player> {
  public:
   Player(std::shared_ptr<ProcessGroup> group, const ExerciseOptions& options)
@@ -91,8 +91,8 @@ class Player : public std::enable_shared_from_this<Player> {
         world_(group_->world_size()),
         whole_(elements_of(options.collective, options.size, options.dtype.bytes, world_)),
         part_(whole_ / world_) {
-    // Sums and the like of these values are exact. A mean is rounded once or twice, depending on how it is
-    // taken.
+    // Sums, products, minima and maxima of these values are exact. A mean is rounded once or twice, depending
+    // on the algorithm.
     if (options.op == "avg") {
       tolerance_ = at::isFloatingType(type_) ? (options.dtype.bytes == 2 ? 0x1p-6 : 0x1p-22) : 0;
     }
@@ -119,7 +119,7 @@ class Player : public std::enable_shared_from_this<Player> {
   std::optional<WrongElement> check_reduced(const at::Tensor& tensor, int64_t offset = 0) const {
     return compare(tensor, reduced(offset), tolerance_);
   }
-  // `outputs` holds one part of each rank; `offset` is where in each rank's data it began.
+  // `outputs` has one part of each rank; `offset` is its position in that rank's data.
   std::optional<WrongElement> check_parts(const std::vector<at::Tensor>& outputs, int64_t offset = 0) const {
     if (outputs.size() != static_cast<size_t>(world_)) {
       return WrongElement{0, static_cast<double>(outputs.size()), static_cast<double>(world_)};
@@ -131,7 +131,7 @@ class Player : public std::enable_shared_from_this<Player> {
   }
   std::vector<at::Tensor> parts_of(const at::Tensor& tensor) const { return tensor.split(part_); }
 
-  // What all exercises have in common: an input with `value`, an output that is poisoned.
+  // The common parts of all exercises: an input filled with `value`, and a poisoned output.
   Exercise outline(Value value, std::function<void(Player&)> call,
                    std::function<std::optional<WrongElement>(Player&)> check) {
     Exercise exercise;
@@ -159,7 +159,7 @@ class Player : public std::enable_shared_from_this<Player> {
   int64_t whole_, part_;
   double tolerance_ = 0;
   at::Tensor input_, output_;
-  std::vector<at::Tensor> pieces_;  // views of the input, or what the last call returned
+  std::vector<at::Tensor> pieces_;  // views of the input, or the result of the last call
 };
 
 Exercise Player::play(Collective collective) {
@@ -213,7 +213,7 @@ Exercise Player::play(Collective collective) {
           },
           [](Player& p) { return p.rank_ == 0 ? p.check_parts(p.pieces_) : std::nullopt; });
     case Collective::Scatter:
-      input_ = room_for(whole_);  // on all ranks: registering memory may be a collective
+      input_ = room_for(whole_);  // on all ranks, because registering memory may be a collective
       if (root) pieces_ = parts_of(input_);
       output_ = room_for(part_);
       return outline(

@@ -1,4 +1,4 @@
-#include "bench.h"
+#include "cli/bench/command.h"
 
 #include <cerrno>
 #include <cstdio>
@@ -14,10 +14,10 @@
 
 #include "base/error_text.h"
 #include "base/fd.h"
-#include "bench_measure.h"
-#include "bench_options.h"
-#include "bench_table.h"
-#include "commands.h"
+#include "cli/bench/measure.h"
+#include "cli/bench/options.h"
+#include "cli/bench/table.h"
+#include "cli/commands.h"
 
 namespace lockstep::cli {
 
@@ -27,8 +27,8 @@ using bench::Json;
 using bench::Options;
 using bench::Result;
 
-// Where rank 0 leaves what it found, a line at a time. Memory, so that it holds more than a pipe and needs
-// no reader; the parent has what was written even when a rank fails later.
+// The results of rank 0, one line each, in a memory file. Unlike a pipe it has no small limit and needs no
+// reader, and the parent can read what was written even if a rank fails later.
 class Findings {
  public:
   Findings() : file_(::memfd_create("lockstep-bench", MFD_CLOEXEC)) {
@@ -57,7 +57,7 @@ class Findings {
  private:
   [[noreturn]] static void fail() {
     throw SystemError(
-        base::compose({.what = "cannot keep the results in memory", .evidence = base::errno_text(errno)}));
+        base::compose({.what = "cannot store the results in memory", .evidence = base::errno_text(errno)}));
   }
   std::string read_all() const {
     std::string text;
@@ -104,7 +104,7 @@ std::ofstream open_json(const std::string& path, std::ios::openmode mode) {
   if (!file) {
     throw SystemError(base::compose({.what = fmt::format("cannot write {}", path),
                                      .evidence = base::errno_text(errno),
-                                     .hint = "name a file that can be written with --json"}));
+                                     .hint = "give --json a path that can be written"}));
   }
   return file;
 }
@@ -123,11 +123,11 @@ void publish(const Options& options, const Result& result) {
 
 int run_bench(const Options& options, const std::vector<std::string>& words) {
   const bool to_file = !options.json.empty() && options.json != "-";
-  if (to_file) open_json(options.json, std::ios::app);  // better refused now than after the measuring
+  if (to_file) open_json(options.json, std::ios::app);  // fail now rather than after the measurement
   const auto result = measure(options, words);
   publish(options, result);
   for (const auto& [backend, why] : result.unavailable) {
-    fmt::print(stderr, "lockstep bench: {} is left out: {}\n", backend, why);
+    fmt::print(stderr, "lockstep bench: {} is skipped: {}\n", backend, why);
   }
   for (const auto& error : result.errors) fmt::print(stderr, "lockstep bench: {}\n", error);
   if (!result.any_measured()) fmt::print(stderr, "lockstep bench: nothing could be measured\n");
