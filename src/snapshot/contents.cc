@@ -38,14 +38,14 @@ std::string generator_name(int rank) { return fmt::format("generators/{}", rank)
 
 // A model's tensors, each once, and the other names that shared ones have.
 struct ModelTensors {
-  detail::NamedTensors tensors;
+  NamedTensors tensors;
   std::vector<std::pair<std::string, std::string>> aliases;
 };
 
 ModelTensors tensors_of(const detail::ModelView& model) {
   ModelTensors all;
   std::unordered_map<const void*, std::string> first_names;
-  const auto take = [&](const detail::NamedTensors& tensors) {
+  const auto take = [&](const NamedTensors& tensors) {
     for (const auto& [name, tensor] : tensors) {
       if (!tensor.defined()) continue;
       const auto [first, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
@@ -62,8 +62,8 @@ ModelTensors tensors_of(const detail::ModelView& model) {
 }
 
 // Every model's parameters, by the names that the document has for them.
-detail::NamedTensors parameters_of(const std::vector<SnapshotPart>& parts) {
-  detail::NamedTensors all;
+NamedTensors parameters_of(const std::vector<SnapshotPart>& parts) {
+  NamedTensors all;
   for (const auto& part : parts) {
     const auto* model = std::get_if<detail::ModelView>(&part.thing());
     if (!model) continue;
@@ -379,7 +379,7 @@ std::vector<Entry> model_in(const Document& document, const std::string& model) 
   });
 }
 
-Document import_model(const detail::NamedTensors& tensors) {
+Document import_model(const NamedTensors& tensors) {
   Document document;
   auto& about = document.about;
   auto& model = about["models"][""];

@@ -8,6 +8,7 @@
 #include <lockstep/snapshot.h>
 
 #include "snapshot/document.h"
+#include "snapshot/named_tensors.h"
 
 namespace lockstep::snapshot {
 
@@ -30,6 +31,6 @@ std::vector<Entry> model_in(const Document& document, const std::string& model);
 
 // A snapshot of one model that another program trained. It has no optimizer and no sampler, and resuming from
 // it leaves those as they are. Tensors that are the same memory under several names are stored once.
-Document import_model(const detail::NamedTensors& tensors);
+Document import_model(const NamedTensors& tensors);
 
 }  // namespace lockstep::snapshot

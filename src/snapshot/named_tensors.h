@@ -1,14 +1,13 @@
-// Tensors with their names, in order.
+// Tensors with their names, in order: the type in which a detail::ModelView lists a model's parameters. The
+// .pt files and the optimizer states use the same one, so that nothing is converted on the way.
+//
+// A Document holds Entry records instead (document.h): those are what one file stores, each name once.
 #pragma once
 
-#include <string>
-#include <utility>
-#include <vector>
-
-#include <ATen/core/Tensor.h>
+#include <lockstep/ddp.h>
 
 namespace lockstep::snapshot {
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using detail::NamedTensors;
 
 }  // namespace lockstep::snapshot
