@@ -16,8 +16,7 @@ struct Entry {
 
 struct Document {
   std::vector<Entry> tensors;
-  nlohmann::json
-      about;  // everything that is not a tensor. JSON has no NaN and no infinity: they become null.
+  nlohmann::json about;  // everything that is not a tensor; floating-point numbers as in numbers.h
 };
 
 }  // namespace lockstep::snapshot

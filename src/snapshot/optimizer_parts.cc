@@ -1,14 +1,12 @@
 #include "snapshot/optimizer_parts.h"
 
 #include <algorithm>
-#include <bit>
-#include <charconv>
-#include <cmath>
 #include <fmt/ranges.h>
 #include <iterator>
 
 #include "base/error_text.h"
 #include "base/printable.h"
+#include "snapshot/numbers.h"
 
 namespace lockstep::snapshot {
 
@@ -81,29 +79,18 @@ std::string describe(const at::Tensor& tensor) {
 json value_to_json(bool value) { return value; }
 json value_to_json(int64_t value) { return value; }
 json value_to_json(const std::string& value) { return value; }
-json value_to_json(double value) {
-  if (std::isfinite(value)) return value;
-  return fmt::format("{:#018x}", std::bit_cast<uint64_t>(value));
-}
+json value_to_json(double value) { return number_to_json(value); }
 
 void value_from_json(const json& saved, bool& value) { value = saved.get<bool>(); }
 void value_from_json(const json& saved, std::string& value) { value = saved.get<std::string>(); }
 void value_from_json(const json& saved, int64_t& value) {
-  if (!saved.is_number_integer()) throw_damaged(fmt::format("{} is no whole number", saved.dump()));
+  if (!saved.is_number_integer()) throw_damaged(fmt::format("{} is not a whole number", saved.dump()));
   value = saved.get<int64_t>();
 }
 void value_from_json(const json& saved, double& value) {
-  if (!saved.is_string()) {
-    value = saved.get<double>();
-    return;
-  }
-  const auto text = saved.get<std::string>();
-  uint64_t bits = 0;
-  const auto* end = text.data() + text.size();
-  if (!text.starts_with("0x") || std::from_chars(text.data() + 2, end, bits, 16).ptr != end) {
-    throw_damaged(fmt::format("'{}' is no number", text));
-  }
-  value = std::bit_cast<double>(bits);
+  const auto number = number_from_json(saved);
+  if (!number) throw_damaged(fmt::format("{} is not a number", saved.dump()));
+  value = *number;
 }
 
 void check_group(const char* kind, std::vector<std::string> there, std::vector<std::string> here,

@@ -38,7 +38,7 @@ class Names {
 
 std::string describe(const at::Tensor& tensor);
 
-// Values of options. A number that JSON lacks (infinite, not a number) is the text of its bits.
+// Values of options; numbers as in numbers.h.
 nlohmann::json value_to_json(bool value);
 nlohmann::json value_to_json(int64_t value);
 nlohmann::json value_to_json(double value);

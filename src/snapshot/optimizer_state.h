@@ -18,7 +18,7 @@ namespace lockstep::snapshot {
 struct OptimizerState {
   // {"kind": "Adam", "groups": [{"options": {"lr": 0.001, …}, "parameters": ["fc1.weight", …]}],
   //  "steps": {"fc1.weight": 5, …}}
-  // A number that JSON lacks (infinite, not a number) is the text of its bits: "0x7ff0000000000000".
+  // Floating-point numbers as in numbers.h.
   nlohmann::json about;
   NamedTensors tensors;  // "<parameter name>/<slot>": "fc1.weight/exp_avg"
 };

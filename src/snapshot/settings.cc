@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "snapshot/checksum.h"
+#include "snapshot/numbers.h"
 #include "snapshot/optimizer_state.h"
 #include "snapshot/scheduler_state.h"
 #include "snapshot/sharing.h"
@@ -88,13 +89,13 @@ Settings settings_of(const std::vector<SnapshotPart>& parts) {
       const auto groups = options_of_groups(**optimizer);
       for (size_t i = 0; i < groups.size(); ++i) {
         for (const auto& [option, value] : groups[i].items()) {
-          all[fmt::format("{} of group {} of the optimizer '{}'", option, i, part.name())] = value.dump();
+          all[fmt::format("{} of group {} of the optimizer '{}'", option, i, part.name())] = readable(value);
         }
       }
     } else if (const auto* scheduler = std::get_if<AnyScheduler>(&part.thing())) {
       const auto counters = capture_scheduler(*scheduler);
       for (const auto& [counter, value] : counters.items()) {
-        all[fmt::format("{} of the scheduler '{}'", counter, part.name())] = value.dump();
+        all[fmt::format("{} of the scheduler '{}'", counter, part.name())] = readable(value);
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include <lockstep/error.h>
 
+#include "snapshot/numbers.h"
 #include "snapshot/optimizer_state.h"
 #include "support/message_of.h"
 
@@ -224,6 +225,32 @@ TEST(Optimizer, KeepsEveryBitOfItsOptions) {
   }
 }
 
+TEST(Optimizer, StoresNumbersThatJsonLacksByName) {
+  const auto stored = [](double value) { return number_to_json(value).dump(); };
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(stored(infinity), R"({"double":"inf"})");
+  EXPECT_EQ(stored(-infinity), R"({"double":"-inf"})");
+  EXPECT_EQ(stored(std::bit_cast<double>(uint64_t{0xfff8000000000000})), R"({"double":"-nan"})");
+  EXPECT_EQ(stored(std::bit_cast<double>(uint64_t{0x7ff8000000000abc})),
+            R"({"double":"0x7ff8000000000abc"})");
+  EXPECT_EQ(stored(0.5), "0.5");
+  EXPECT_EQ(readable(number_to_json(infinity)), "inf");
+  EXPECT_EQ(readable({{"double", "\033[2J"}}), R"({"double":"\u001b[2J"})");
+  EXPECT_EQ(number_from_json({{"double", "0x"}}), std::nullopt);
+  EXPECT_EQ(number_from_json(nullptr), std::nullopt);
+}
+
+// Older builds stored the bits of such a number as a bare text.
+TEST(Optimizer, ReadsNumbersOfOlderFiles) {
+  Net net, other;
+  torch::optim::Adam adam(net.parameters(), 0.01), restored(other.parameters(), 1);
+  auto state = capture_optimizer(adam, net.names());
+  state.about["groups"][0]["options"]["eps"] = "0x7ff0000000000000";
+  restore_optimizer(restored, through_file(state), other.names());
+  const auto& options = static_cast<const torch::optim::AdamOptions&>(restored.param_groups()[0].options());
+  EXPECT_EQ(options.eps(), std::numeric_limits<double>::infinity());
+}
+
 TEST(Optimizer, OwnsWhatWasRestored) {
   Net net, other;
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -425,10 +452,15 @@ std::vector<Wrong> wrong_states() {
        {"fused"}},
       {"option_of_text",
        [](OptimizerState& s) { s.about["groups"][1]["options"]["eps"] = "small"; },
-       {"'small'"}},
+       {R"("small")"}},
       {"option_of_half_bits",
        [](OptimizerState& s) { s.about["groups"][1]["options"]["eps"] = "0x7g"; },
-       {"'0x7g'"}},
+       {R"("0x7g")"}},
+      {"option_of_unknown_number",
+       [](OptimizerState& s) {
+         s.about["groups"][1]["options"]["eps"] = {{"double", "small"}};
+       },
+       {R"({"double":"small"})"}},
       {"option_of_another_type",
        [](OptimizerState& s) { s.about["groups"][1]["options"]["amsgrad"] = 1.5; },
        {"damaged"}},
