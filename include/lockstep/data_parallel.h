@@ -45,13 +45,13 @@ struct Split {
 };
 
 // The part of one replica.
-struct Share {
+struct Slice {
   Split split;
   size_t replica = 0;
   std::optional<at::Device> device;  // none: where the tensor is
 };
 
-at::Tensor part_of(const at::Tensor& tensor, const Share& share);
+at::Tensor part_of(const at::Tensor& tensor, const Slice& slice);
 at::Tensor join_tensors(const std::vector<at::Tensor>& parts);
 // Of vectors' lengths, maps' keys and optionals' states, which must be the same in the outputs of all
 // replicas.
@@ -62,7 +62,7 @@ at::Tensor join_tensors(const std::vector<at::Tensor>& parts);
 template <class T>
 struct Batched {
   static constexpr bool kJoins = false;
-  static T part(const T& value, const Share&) {
+  static T part(const T& value, const Slice&) {
     if (!tensors_in(value).empty()) throw_unsplittable();
     return value;
   }
@@ -89,7 +89,7 @@ auto join_members(const std::vector<T>& parts, Member&& member) {
 template <>
 struct Batched<at::Tensor> {
   static constexpr bool kJoins = true;
-  static at::Tensor part(const at::Tensor& tensor, const Share& share) { return part_of(tensor, share); }
+  static at::Tensor part(const at::Tensor& tensor, const Slice& slice) { return part_of(tensor, slice); }
   static at::Tensor join(const std::vector<at::Tensor>& parts) { return join_tensors(parts); }
 };
 
@@ -97,10 +97,10 @@ template <class T, class Allocator>
 requires(!std::is_arithmetic_v<T>) struct Batched<std::vector<T, Allocator>> {
   using Vector = std::vector<T, Allocator>;
   static constexpr bool kJoins = true;
-  static Vector part(const Vector& values, const Share& share) {
+  static Vector part(const Vector& values, const Slice& slice) {
     Vector parts;
     parts.reserve(values.size());
-    for (const auto& value : values) parts.push_back(Batched<T>::part(value, share));
+    for (const auto& value : values) parts.push_back(Batched<T>::part(value, slice));
     return parts;
   }
   static Vector join(const std::vector<Vector>& parts) {
@@ -119,10 +119,10 @@ requires(!std::is_arithmetic_v<T>) struct Batched<std::vector<T, Allocator>> {
 template <TupleLike T>
 struct Batched<T> {
   static constexpr bool kJoins = true;
-  static T part(const T& values, const Share& share) {
+  static T part(const T& values, const Slice& slice) {
     return std::apply(
         [&](const auto&... value) {
-          return T{Batched<std::remove_cvref_t<decltype(value)>>::part(value, share)...};
+          return T{Batched<std::remove_cvref_t<decltype(value)>>::part(value, slice)...};
         },
         values);
   }
@@ -144,9 +144,9 @@ template <MapLike T>
 struct Batched<T> {
   using Value = typename T::mapped_type;
   static constexpr bool kJoins = true;
-  static T part(const T& values, const Share& share) {
+  static T part(const T& values, const Slice& slice) {
     T parts;
-    for (const auto& [key, value] : values) parts.insert_or_assign(key, Batched<Value>::part(value, share));
+    for (const auto& [key, value] : values) parts.insert_or_assign(key, Batched<Value>::part(value, slice));
     return parts;
   }
   static T join(const std::vector<T>& parts) {
@@ -169,8 +169,8 @@ template <OptionalLike T>
 struct Batched<T> {
   using Value = std::remove_cvref_t<decltype(*std::declval<const T&>())>;
   static constexpr bool kJoins = true;
-  static T part(const T& value, const Share& share) {
-    return value.has_value() ? T(Batched<Value>::part(*value, share)) : T();
+  static T part(const T& value, const Slice& slice) {
+    return value.has_value() ? T(Batched<Value>::part(*value, slice)) : T();
   }
   static T join(const std::vector<T>& parts) {
     for (const auto& part : parts) {
@@ -208,7 +208,7 @@ class DataParallelBase {
   bool is_direct(const detail::Split& split) const;
   // Brings the replicas up to date and calls `body` for each of them, in its own thread.
   void run(const detail::Split& split,
-           const std::function<void(torch::nn::Module&, const detail::Share&)>& body);
+           const std::function<void(torch::nn::Module&, const detail::Slice&)>& body);
 
  private:
   struct Impl;
@@ -246,8 +246,8 @@ class DataParallel : public DataParallelBase {
     const auto split = split_of({tensors_in(args)...});
     if (is_direct(split)) return static_cast<Output>(module_->forward(std::forward<Args>(args)...));
 
-    const auto call = [&](torch::nn::Module& replica, const detail::Share& share) {
-      std::tuple<std::decay_t<Args>...> parts(detail::Batched<std::decay_t<Args>>::part(args, share)...);
+    const auto call = [&](torch::nn::Module& replica, const detail::Slice& slice) {
+      std::tuple<std::decay_t<Args>...> parts(detail::Batched<std::decay_t<Args>>::part(args, slice)...);
       return std::apply(
           [&](auto&... part) {
             return dynamic_cast<Module&>(replica).forward(static_cast<detail::PassAs<Args>>(part)...);
@@ -258,8 +258,8 @@ class DataParallel : public DataParallelBase {
       run(split, call);
     } else {
       std::vector<std::optional<Output>> outputs(split.replicas);
-      run(split, [&](torch::nn::Module& replica, const detail::Share& share) {
-        outputs[share.replica].emplace(call(replica, share));
+      run(split, [&](torch::nn::Module& replica, const detail::Slice& slice) {
+        outputs[slice.replica].emplace(call(replica, slice));
       });
       return detail::join_members(outputs, [](const std::optional<Output>& output) { return *output; });
     }

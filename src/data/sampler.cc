@@ -12,17 +12,17 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "data/epoch_samples.h"
 #include "data/look_ahead.h"
 #include "data/shard.h"
-#include "data/share.h"
 #include "data/uncounted.h"
 
 namespace lockstep {
 
+using data::EpochSamples;
 using data::LastRound;
 using data::LookAhead;
 using data::Shard;
-using data::Share;
 
 namespace {
 
@@ -76,16 +76,16 @@ struct DistributedSampler::Impl {
   uint64_t start = 0;
   uint64_t advanced = 0;
   Counting counting = Counting::HandedOut;
-  bool begun = false;  // `share` is of this epoch and start
+  bool begun = false;  // `samples` is of this epoch and start
 
   bool pointed = false;  // set_epoch() or restore() was called since the iteration began
   bool ever_pointed = false;
 
-  std::optional<Share> share;    // the iteration under way
-  uint64_t handed_out = 0;       // of it
-  uint64_t counted_batches = 0;  // of it, by a DataLoader
-  bool passed = false;           // that the DataLoader has come to the end of
-  bool in_order = true;          // as the DataLoader's batches are
+  std::optional<EpochSamples> samples;  // the iteration under way
+  uint64_t handed_out = 0;              // of it
+  uint64_t counted_batches = 0;         // of it, by a DataLoader
+  bool passed = false;                  // that the DataLoader has come to the end of
+  bool in_order = true;                 // as the DataLoader's batches are
   LookAhead look_ahead;
 
   bool warned_of_epoch = false;
@@ -104,10 +104,10 @@ struct DistributedSampler::Impl {
             .last_round = last_round(options)};
   }
 
-  Share share_from(uint64_t from) const {
+  EpochSamples samples_from(uint64_t from) const {
     // Wraps around as Python's manual_seed does for negative sums.
     const auto seed = options.seed + static_cast<uint64_t>(epoch);
-    return Share(shard_from(from), options.shuffle ? std::optional(seed) : std::nullopt);
+    return EpochSamples(shard_from(from), options.shuffle ? std::optional(seed) : std::nullopt);
   }
 
   uint64_t position() const { return begun && counting == Counting::HandedOut ? handed_out : advanced; }
@@ -124,8 +124,8 @@ struct DistributedSampler::Impl {
   void point() { pointed = ever_pointed = true; }
 
   void begin(uint64_t from) {
-    share.reset();  // not two at a time
-    share = share_from(from);
+    samples.reset();  // not two at a time
+    samples = samples_from(from);
     start = from;
     advanced = handed_out = counted_batches = 0;
     begun = true;
@@ -213,12 +213,12 @@ size_t DistributedSampler::size() const {
 
 std::vector<size_t> DistributedSampler::indices() const {
   const std::lock_guard lock(impl_->mutex);
-  std::optional<Share> fresh;
-  if (!impl_->begun) fresh = impl_->share_from(impl_->start);
-  const auto& share = fresh ? *fresh : *impl_->share;
+  std::optional<EpochSamples> fresh;
+  if (!impl_->begun) fresh = impl_->samples_from(impl_->start);
+  const auto& samples = fresh ? *fresh : *impl_->samples;
   std::vector<size_t> left;
-  left.reserve(share.size() - impl_->position());
-  for (size_t k = impl_->position(); k < share.size(); ++k) left.push_back(share[k]);
+  left.reserve(samples.size() - impl_->position());
+  for (size_t k = impl_->position(); k < samples.size(); ++k) left.push_back(samples[k]);
   return left;
 }
 
@@ -238,7 +238,7 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     impl_->dataset_size = *new_size;
   }
   // With a size given it is ChunkDataset, for which an iteration is a chunk.
-  if (impl_->begun && !new_size && impl_->handed_out > 0 && impl_->handed_out == impl_->share->size()) {
+  if (impl_->begun && !new_size && impl_->handed_out > 0 && impl_->handed_out == impl_->samples->size()) {
     impl_->warn_of_epoch(
         "sampler.set_epoch(epoch) before each loop shuffles anew; lockstep::make_data_loader(dataset, "
         "batch_size) "
@@ -255,13 +255,13 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
                                     .where = impl_->where(),
                                     .hint = "give the data loader a batch size of at least 1"}));
   }
-  if (!impl_->share) impl_->begin(impl_->consumed());
-  const auto& share = *impl_->share;
+  if (!impl_->samples) impl_->begin(impl_->consumed());
+  const auto& samples = *impl_->samples;
   auto& k = impl_->handed_out;
-  impl_->look_ahead.asked(k < share.size());
-  if (k == share.size()) return {};
-  std::vector<size_t> batch(std::min<size_t>(batch_size, share.size() - k));
-  for (auto& sample : batch) sample = share[k++];
+  impl_->look_ahead.asked(k < samples.size());
+  if (k == samples.size()) return {};
+  std::vector<size_t> batch(std::min<size_t>(batch_size, samples.size() - k));
+  for (auto& sample : batch) sample = samples[k++];
   return batch;
 }
 
@@ -318,7 +318,7 @@ void DistributedSampler::count(size_t samples) {
 void DistributedSampler::end_pass() {
   const std::lock_guard lock(impl_->mutex);
   if (!impl_->begun) return;
-  impl_->advanced = impl_->share->size();
+  impl_->advanced = impl_->samples->size();
   impl_->passed = true;
 }
 

@@ -97,18 +97,18 @@ std::exception_ptr with_replica(size_t replica, size_t replicas) {
 
 namespace detail {
 
-at::Tensor part_of(const at::Tensor& tensor, const Share& share) {
+at::Tensor part_of(const at::Tensor& tensor, const Slice& slice) {
   if (!tensor.defined()) return tensor;
   auto part = tensor;
-  if (tensor.dim() > 0 && share.split.replicas > 1) {
-    const auto begin = static_cast<int64_t>(share.replica) * share.split.rows_each;
-    const auto rows = std::min(share.split.rows_each, share.split.rows - begin);
+  if (tensor.dim() > 0 && slice.split.replicas > 1) {
+    const auto begin = static_cast<int64_t>(slice.replica) * slice.split.rows_each;
+    const auto rows = std::min(slice.split.rows_each, slice.split.rows - begin);
     // A forward may change its input in place. Then autograd changes the base of a view, too, which must not
     // be one that other replicas have.
     part = tensor.requires_grad() && c10::GradMode::is_enabled() ? tensor.narrow(0, begin, rows).clone()
                                                                  : tensor.detach().narrow(0, begin, rows);
   }
-  return share.device ? part.to(*share.device, /*non_blocking=*/true) : part;
+  return slice.device ? part.to(*slice.device, /*non_blocking=*/true) : part;
 }
 
 at::Tensor join_tensors(const std::vector<at::Tensor>& parts) {
@@ -246,7 +246,7 @@ bool DataParallelBase::is_direct(const detail::Split& split) const {
 }
 
 void DataParallelBase::run(const detail::Split& split,
-                           const std::function<void(torch::nn::Module&, const detail::Share&)>& body) {
+                           const std::function<void(torch::nn::Module&, const detail::Slice&)>& body) {
   if (impl_->process != ::getpid()) {
     throw UsageError(base::compose(
         {.what = "DataParallel: its threads are in another process",

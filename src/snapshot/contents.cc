@@ -22,6 +22,7 @@
 #include "base/printable.h"
 #include "data/uncounted.h"
 #include "snapshot/about.h"
+#include "snapshot/optimizer_parts.h"
 #include "snapshot/optimizer_state.h"
 #include "snapshot/scheduler_state.h"
 
@@ -163,10 +164,6 @@ std::string first_few(const std::vector<std::string>& lines) {
   return text;
 }
 
-std::string kind_of(const at::Tensor& tensor) {
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ", "));
-}
-
 // Not sparse, without memory, or with one element of memory for several of its own.
 bool can_be_written(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_meta()) return false;
@@ -188,7 +185,7 @@ std::optional<at::Tensor> generator_in(const Lookup& lookup, int rank) {
   } catch (const c10::Error& error) {
     throw SnapshotError(base::compose(
         {.what = fmt::format("the snapshot's random state of rank {} cannot be used", rank),
-         .where = fmt::format("{} has the type and shape {}", generator_name(rank), kind_of(*state)),
+         .where = fmt::format("{} has the type and shape {}", generator_name(rank), describe(*state)),
          .evidence = error.what_without_backtrace(),
          .hint = "use another snapshot, or the LibTorch that wrote this one"}));
   }
@@ -220,7 +217,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
           fmt::format("'{}' is no tensor here whose elements can be written one by one", name));
     } else if (found->sizes() != tensor.sizes() || found->scalar_type() != tensor.scalar_type()) {
       differences.push_back(
-          fmt::format("'{}' is {} in the snapshot and {} here", name, kind_of(*found), kind_of(tensor)));
+          fmt::format("'{}' is {} in the snapshot and {} here", name, describe(*found), describe(tensor)));
     } else {
       pairs.emplace_back(tensor, *found);
     }

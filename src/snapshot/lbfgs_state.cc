@@ -52,7 +52,7 @@ const LbfgsState* state_in(const torch::optim::Optimizer& optimizer) {
   return found == optimizer.state().end() ? nullptr : static_cast<const LbfgsState*>(found->second.get());
 }
 
-std::vector<std::string> names_in(const torch::optim::Optimizer& optimizer, const Names& names) {
+std::vector<std::string> names_in(const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   std::vector<std::string> all;
   for (const auto& parameter : parameters_in(optimizer)) all.push_back(names.of(parameter, 0));
   return all;
@@ -131,7 +131,7 @@ struct LbfgsReplacement {
 };
 
 LbfgsReplacement read_lbfgs(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                            const Names& names) {
+                            const ParameterNames& names) {
   const auto saved_kind = state.about.at("kind").get<std::string>();
   if (saved_kind != LbfgsKind::kName)
     throw_other(LbfgsKind::kName, fmt::format("it is that of {}", saved_kind));
@@ -163,7 +163,7 @@ LbfgsReplacement read_lbfgs(const torch::optim::Optimizer& optimizer, const Opti
 
 }  // namespace
 
-OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const Names& names) {
+OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   const auto parameters = names_in(optimizer, names);
   OptimizerState captured;
   captured.about = {
@@ -188,7 +188,7 @@ OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const Nam
 }
 
 std::function<void()> prepare_lbfgs(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                    const Names& names) {
+                                    const ParameterNames& names) {
   auto replacement = std::make_shared<LbfgsReplacement>();
   try {
     *replacement = read_lbfgs(optimizer, state, names);

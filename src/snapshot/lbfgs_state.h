@@ -12,8 +12,8 @@
 namespace lockstep::snapshot {
 
 // As capture_optimizer and prepare_optimizer. The optimizer is a torch::optim::LBFGS.
-OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const Names& names);
+OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const ParameterNames& names);
 std::function<void()> prepare_lbfgs(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                    const Names& names);
+                                    const ParameterNames& names);
 
 }  // namespace lockstep::snapshot

@@ -24,7 +24,7 @@ std::string quote_names(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Names::Names(const NamedTensors& names) {
+ParameterNames::ParameterNames(const NamedTensors& names) {
   for (const auto& [name, tensor] : names) {
     if (!tensor.defined()) continue;
     first_.emplace(tensor.unsafeGetTensorImpl(), name);
@@ -35,7 +35,7 @@ Names::Names(const NamedTensors& names) {
   }
 }
 
-const std::string& Names::of(const at::Tensor& parameter, size_t group) const {
+const std::string& ParameterNames::of(const at::Tensor& parameter, size_t group) const {
   const auto name = first_.find(parameter.unsafeGetTensorImpl());
   if (name != first_.end()) return name->second;
   throw UsageError(base::compose(
@@ -47,12 +47,12 @@ const std::string& Names::of(const at::Tensor& parameter, size_t group) const {
            "snapshot too; a module moved or converted after the optimizer was made holds other tensors"}));
 }
 
-std::string Names::canonical(const std::string& name) const {
+std::string ParameterNames::canonical(const std::string& name) const {
   const auto parameter = parameters_.find(name);
   return parameter == parameters_.end() ? name : first_.at(parameter->second.unsafeGetTensorImpl());
 }
 
-std::vector<std::string> Names::canonical_all(const json& names) const {
+std::vector<std::string> ParameterNames::canonical_all(const json& names) const {
   std::vector<std::string> all;
   for (const auto& name : names) all.push_back(canonical(name.get<std::string>()));
   return all;

@@ -19,9 +19,9 @@
 namespace lockstep::snapshot {
 
 // A parameter by its name, and its first name by the parameter.
-class Names {
+class ParameterNames {
  public:
-  explicit Names(const NamedTensors& names);
+  explicit ParameterNames(const NamedTensors& names);
 
   const std::string& of(const at::Tensor& parameter, size_t group) const;
   // The first name of the parameter that has this one; an unknown name stays as it is.

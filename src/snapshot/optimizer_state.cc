@@ -52,7 +52,7 @@ constexpr bool kIsLbfgs = std::is_same_v<Kind, LbfgsKind>;
 // Capturing
 
 template <class Kind>
-OptimizerState capture(const torch::optim::Optimizer& optimizer, const Names& names) {
+OptimizerState capture_kind(const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   OptimizerState captured;
   auto& about = captured.about;
   about = {{"kind", Kind::kName}, {"groups", json::array()}, {"steps", json::object()}};
@@ -111,7 +111,7 @@ struct Prepared {
   std::vector<Fitting<Kind>> states;
 };
 
-std::map<std::string, Saved> by_parameter(const OptimizerState& state, const Names& names) {
+std::map<std::string, Saved> by_parameter(const OptimizerState& state, const ParameterNames& names) {
   std::map<std::string, Saved> all;
   for (const auto& [full_name, tensor] : state.tensors) {
     const auto slash = full_name.rfind('/');
@@ -163,7 +163,7 @@ std::unique_ptr<typename Kind::State> read_state(const std::string& name, const 
 
 template <class Kind>
 Prepared<Kind> prepare(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                       const Names& names) {
+                       const ParameterNames& names) {
   const auto& groups = optimizer.param_groups();
   const auto& saved_groups = state.about.at("groups");
   const auto saved_kind = state.about.at("kind").get<std::string>();
@@ -195,7 +195,7 @@ Prepared<Kind> prepare(const torch::optim::Optimizer& optimizer, const Optimizer
 
 template <class Kind>
 Prepared<Kind> prepare_well_formed(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                   const Names& names) {
+                                   const ParameterNames& names) {
   try {
     return prepare<Kind>(optimizer, state, names);
   } catch (const json::exception& error) {
@@ -241,9 +241,9 @@ OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const
   const bool known = with_kind(optimizer, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (kIsLbfgs<Kind>) {
-      captured = capture_lbfgs(optimizer, Names(names));
+      captured = capture_lbfgs(optimizer, ParameterNames(names));
     } else {
-      captured = capture<Kind>(optimizer, Names(names));
+      captured = capture_kind<Kind>(optimizer, ParameterNames(names));
     }
   });
   if (!known) throw_unknown(optimizer);
@@ -257,10 +257,10 @@ std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, cons
   const bool known = with_kind(optimizer, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (kIsLbfgs<Kind>) {
-      change = prepare_lbfgs(optimizer, state, Names(names));
+      change = prepare_lbfgs(optimizer, state, ParameterNames(names));
     } else {
       auto replacement = std::make_shared<Replacement<Kind>>(
-          copied<Kind>(prepare_well_formed<Kind>(optimizer, state, Names(names))));
+          copied<Kind>(prepare_well_formed<Kind>(optimizer, state, ParameterNames(names))));
       change = [&optimizer, replacement] { replace<Kind>(optimizer, *replacement); };
     }
   });

@@ -169,7 +169,7 @@ std::string ZipReader::text_at(uint64_t offset, uint64_t count) const {
   return text;
 }
 
-ZipReader::Directory ZipReader::find_directory() const {
+ZipReader::CentralDirectory ZipReader::find_directory() const {
   const auto tail_bytes = std::min(file_size_, kEndBytes + kLongestComment);
   const auto tail = text_at(file_size_ - tail_bytes, tail_bytes);
   const auto at = tail.rfind(kEndMark);
@@ -183,7 +183,7 @@ ZipReader::Directory ZipReader::find_directory() const {
     }
     fail("it is not a file of torch.save (not a zip)", "give it a file that torch.save wrote");
   }
-  Directory directory{.begin = u32(tail, at + 16), .size = u32(tail, at + 12)};
+  CentralDirectory directory{.begin = u32(tail, at + 16), .size = u32(tail, at + 12)};
   const auto end = file_size_ - tail_bytes + at;
   if (end >= kLocator64Bytes) {
     const auto locator = text_at(end - kLocator64Bytes, kLocator64Bytes);
@@ -199,7 +199,7 @@ ZipReader::Directory ZipReader::find_directory() const {
   return directory;
 }
 
-void ZipReader::read_directory(const Directory& directory) {
+void ZipReader::read_directory(const CentralDirectory& directory) {
   if (directory.size > kLargestDirectory) fail_damaged("its directory is too large");
   directory_begin_ = directory.begin;
   const auto text = text_at(directory.begin, directory.size);

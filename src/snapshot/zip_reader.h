@@ -34,15 +34,15 @@ class ZipReader {
     uint32_t checksum = 0;
     bool stored = true;  // as it is: neither compressed nor encrypted
   };
-  struct Directory {
+  struct CentralDirectory {
     uint64_t begin = 0, size = 0;
   };
 
   const Entry& entry(const std::string& name) const;
   void read_at(uint64_t offset, void* to, uint64_t count) const;
   std::string text_at(uint64_t offset, uint64_t count) const;
-  Directory find_directory() const;
-  void read_directory(const Directory& directory);
+  CentralDirectory find_directory() const;
+  void read_directory(const CentralDirectory& directory);
   [[noreturn]] void fail(const std::string& evidence, const std::string& hint) const;
   [[noreturn]] void fail_damaged(const std::string& evidence) const;
 

@@ -39,8 +39,8 @@ struct Progress::Impl {
       refuse(fmt::format("there are {} steps", options.steps), "give 0 if it is not known");
     if (group.rank() != 0) return;
     screen.emplace(options.out);
-    state.label = train::printable(options.label);
-    state.unit = train::printable(options.unit);
+    state.label = train::without_controls(options.label);
+    state.unit = train::without_controls(options.unit);
     state.steps = options.steps;
     began = last_shown = now();
   }

@@ -163,7 +163,7 @@ std::string duration(double seconds) {
   return fmt::format("{}:{:02}", minutes, whole % 60);
 }
 
-std::string printable(std::string_view text) {
+std::string without_controls(std::string_view text) {
   std::string result(text);
   std::replace_if(
       result.begin(), result.end(), [](char c) { return (c >= 0 && c < ' ') || c == '\x7f'; }, ' ');

@@ -9,7 +9,7 @@
 namespace lockstep::train {
 
 struct ProgressState {
-  std::string label;   // printable, see printable()
+  std::string label;   // see without_controls()
   std::string unit;    // likewise
   int64_t done = 0;    // steps
   int64_t steps = 0;   // 0: not known
@@ -32,6 +32,6 @@ std::string short_number(double value);
 // 0:07, 12:34, 1:23:45, 12d 03h
 std::string duration(double seconds);
 // Control characters, which would move the cursor, become spaces.
-std::string printable(std::string_view text);
+std::string without_controls(std::string_view text);
 
 }  // namespace lockstep::train

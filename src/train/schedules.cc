@@ -36,11 +36,11 @@ void require_callable(const std::vector<Schedule>& schedules, const char* schedu
 
 double ratio(int64_t steps, int64_t of) { return static_cast<double>(steps) / static_cast<double>(of); }
 
-// From `from` to `to` as `share` goes from 0 to 1.
-double wave(double from, double to, double share) {
-  return to + (from - to) * (1 + std::cos(pi * share)) / 2;
+// From `from` to `to` as `fraction` goes from 0 to 1.
+double wave(double from, double to, double fraction) {
+  return to + (from - to) * (1 + std::cos(pi * fraction)) / 2;
 }
-double line(double from, double to, double share) { return from + (to - from) * share; }
+double line(double from, double to, double fraction) { return from + (to - from) * fraction; }
 
 double power_of(double gamma, int64_t times) { return std::pow(gamma, static_cast<double>(times)); }
 
@@ -114,7 +114,7 @@ Schedule cosine_annealing_warm_restarts(int64_t T_0, int64_t T_mult, double eta_
 Schedule one_cycle(double max_lr, int64_t total_steps, OneCycleOptions options) {
   require_steps(total_steps, "one_cycle", "total_steps");
   require(options.pct_start >= 0 && options.pct_start <= 1, "one_cycle",
-          fmt::format("pct_start is {}", options.pct_start), "give a share between 0 and 1");
+          fmt::format("pct_start is {}", options.pct_start), "give a fraction between 0 and 1");
   const double initial = max_lr / options.div_factor, last = initial / options.final_div_factor;
   const double steps = static_cast<double>(total_steps), rising = options.pct_start * steps;
   std::vector<Phase> phases{{rising - 1, initial, max_lr}};
@@ -126,8 +126,8 @@ Schedule one_cycle(double max_lr, int64_t total_steps, OneCycleOptions options) 
     auto phase = phases.begin();
     for (; phase + 1 != phases.end() && at > phase->end; ++phase) begin = phase->end;
     // A cycle of one step has no length.
-    const double share = phase->end > begin ? (at - begin) / (phase->end - begin) : 1;
-    return (options.linear ? line : wave)(phase->from, phase->to, share);
+    const double fraction = phase->end > begin ? (at - begin) / (phase->end - begin) : 1;
+    return (options.linear ? line : wave)(phase->from, phase->to, fraction);
   };
 }
 

@@ -23,7 +23,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr size_t kSize = 240;
-constexpr size_t kShare = 4;
+constexpr size_t kRankBatch = 4;
 
 struct Row {
   size_t index;
@@ -86,7 +86,9 @@ std::multiset<size_t> each_once() {
   return all;
 }
 
-torch::data::DataLoaderOptions with_workers() { return torch::data::DataLoaderOptions(kShare).workers(2); }
+torch::data::DataLoaderOptions with_workers() {
+  return torch::data::DataLoaderOptions(kRankBatch).workers(2);
+}
 
 // Saves after `stop` steps of 30, when the loader has taken more, and resumes with `world` ranks.
 void interrupt_and_resume(int64_t stop, int world, int64_t steps_left) {
@@ -97,7 +99,7 @@ void interrupt_and_resume(int64_t stop, int world, int64_t steps_left) {
   run_ranks(2, "shm", [&](ProcessGroup& group) {
     LoaderRun run(scratch / "run", lockstep::make_data_loader(RowSet(), with_workers()));
     run.loader->set_epoch(2);
-    ASSERT_EQ(run.loader->sampler().size() / kShare, 30U);
+    ASSERT_EQ(run.loader->sampler().size() / kRankBatch, 30U);
     run.steps_until(stop, notes(2, group.rank()), [&](int64_t step) {
       if (step == stop) run.snapshots.save(run.ddp, run.optimizer, *run.loader, {.epoch = 2, .step = step});
     });
@@ -129,7 +131,7 @@ TEST(LoaderSnapshots, ALoaderIsAPartLikeASampler) {
     run.steps_until(5, "/dev/null", [](int64_t) {});
     run.snapshots.save(parts(), {.step = 5});
     const auto saved = run.loader->sampler().state();
-    EXPECT_EQ(saved.consumed, 5 * 2 * kShare);
+    EXPECT_EQ(saved.consumed, 5 * 2 * kRankBatch);
     run.steps_until(9, "/dev/null", [](int64_t) {});
     run.snapshots.resume(parts());
     EXPECT_EQ(run.loader->sampler().state(), saved);
@@ -142,7 +144,7 @@ TEST(LoaderSnapshots, TheRawWayIsWarnedOf) {
     const auto warnings = [&](size_t workers, int64_t epoch, int64_t saved_epoch) {
       DistributedSampler sampler(kSize);
       sampler.set_epoch(epoch);
-      auto options = torch::data::DataLoaderOptions(kShare).workers(workers);
+      auto options = torch::data::DataLoaderOptions(kRankBatch).workers(workers);
       LoaderRun run(scratch / "run", torch::data::make_data_loader(RowSet(), sampler, options));
       ::testing::internal::CaptureStderr();
       run.steps_until(6, "/dev/null", [&](int64_t step) {

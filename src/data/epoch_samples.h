@@ -14,10 +14,10 @@ namespace lockstep::data {
 // Immutable. An order that is not shuffled needs no memory; a shuffled one 4 bytes for each sample of this
 // rank (8 when the dataset is too large for that), and as much for each sample of the dataset while it is
 // built.
-class Share {
+class EpochSamples {
  public:
   // The order is torch.randperm's for this seed, or that of the dataset. Leaves the default generator alone.
-  Share(const Shard& shard, std::optional<uint64_t> shuffle_seed);
+  EpochSamples(const Shard& shard, std::optional<uint64_t> shuffle_seed);
 
   size_t size() const { return size_; }
   size_t operator[](size_t k) const;
