@@ -1,10 +1,11 @@
-// Splits each batch over replicas of a module in the threads of one process: the older way, in one line.
+// Splits each batch among replicas of a module that run in threads of one process: the older alternative to
+// DistributedDataParallel, in one line.
 //
 //   lockstep::DataParallel dp(model, {.replicas = 2});
 //   auto loss = loss_of(dp(batch), target);
 //   loss.backward();  // sums the gradients of all replicas into the module's own parameters
 //
-// DistributedDataParallel is faster and works over several machines; docs/data-parallel.md has figures.
+// DistributedDataParallel is faster and works across machines; docs/data-parallel.md has measurements.
 #pragma once
 
 #include <array>
@@ -29,36 +30,37 @@
 namespace lockstep {
 
 struct DataParallelOptions {
-  // 0: one for each device; on the CPU one for each core that the process may use, at most 4, since batch
-  // norm sees the part of one replica only.
+  // 0: one per device; on the CPU one per core that the process may use, but at most 4, because batch norm
+  // computes its statistics from one replica's part of the batch.
   int replicas = 0;
-  // CUDA devices, one for each replica. The module must be on the first, where outputs are gathered.
+  // CUDA devices, one per replica. The module must be on the first one, which also receives the outputs.
   std::vector<int> devices = {};
 };
 
 namespace detail {
 
-// How a batch is divided: as at::chunk does, so that a small one occupies fewer replicas.
+// How a batch is divided: as by at::chunk, so a small batch uses fewer replicas.
 struct Split {
   size_t replicas = 1;
   int64_t rows = 0, rows_each = 0;
 };
 
-// The part of one replica.
+// Selects the part of a split that one replica gets.
 struct Slice {
   Split split;
   size_t replica = 0;
-  std::optional<at::Device> device;  // none: where the tensor is
+  std::optional<at::Device> device;  // none: the device of the tensor
 };
 
 at::Tensor part_of(const at::Tensor& tensor, const Slice& slice);
 at::Tensor join_tensors(const std::vector<at::Tensor>& parts);
-// Of vectors' lengths, maps' keys and optionals' states, which must be the same in the outputs of all
-// replicas.
+// Throws UsageError: the outputs of the replicas differ in `what` (lengths of vectors, keys of maps, presence
+// of optional values).
 [[noreturn]] void throw_unlike(const char* what);
 [[noreturn]] void throw_unsplittable();
 
-// What is split and joined: tensors, and vectors, arrays, pairs, tuples, maps and optionals of such.
+// Splits arguments and joins outputs. Supports tensors, and vectors, arrays, pairs, tuples, maps and
+// optionals of supported types.
 template <class T>
 struct Batched {
   static constexpr bool kJoins = false;
@@ -68,7 +70,7 @@ struct Batched {
   }
 };
 
-// One T of the parts of all replicas, in their order.
+// Joins the outputs of all replicas, in the order of the replicas.
 template <class T>
 T join(const std::vector<T>& parts) {
   static_assert(Batched<T>::kJoins,
@@ -77,7 +79,7 @@ T join(const std::vector<T>& parts) {
   return Batched<T>::join(parts);
 }
 
-// The same member of all parts, joined.
+// Joins the same member of all parts.
 template <class T, class Member>
 auto join_members(const std::vector<T>& parts, Member&& member) {
   std::vector<std::remove_cvref_t<decltype(member(parts.front()))>> members;
@@ -181,19 +183,19 @@ struct Batched<T> {
   }
 };
 
-// An argument's part is passed as the argument was: as an lvalue or as an rvalue.
+// Passes a part of an argument as the argument was passed: as an lvalue or as an rvalue.
 template <class Arg>
 using PassAs = std::conditional_t<std::is_lvalue_reference_v<Arg>, std::decay_t<Arg>&, std::decay_t<Arg>&&>;
 
 }  // namespace detail
 
-// The part of DataParallel that does not depend on the module's type.
+// The part of DataParallel that does not depend on the type of the module.
 class DataParallelBase {
  public:
-  // Of the module, for an optimizer.
+  // The module's parameters, for an optimizer.
   std::vector<at::Tensor> parameters() const;
   int replicas() const;
-  // The copies are made anew at the next forward.
+  // Discards the copies of the module; the next forward makes new ones. Waits for a running forward.
   void refresh();
 
  protected:
@@ -202,11 +204,12 @@ class DataParallelBase {
   DataParallelBase(DataParallelBase&&) noexcept;
   DataParallelBase& operator=(DataParallelBase&&) noexcept;
 
-  // The tensors of each argument must have as many rows as the others.
+  // Throws UsageError unless all tensors of all arguments have the same number of rows.
   detail::Split split_of(const std::vector<std::vector<at::Tensor>>& arguments) const;
-  // Whether the module can be called as it is, in the calling thread.
+  // Whether the calling thread can call the module itself.
   bool is_direct(const detail::Split& split) const;
-  // Brings the replicas up to date and calls `body` for each of them, in its own thread.
+  // Updates the replicas and calls `body` for each of them in its own thread. Blocks until all have returned;
+  // then throws the exception of the first replica that threw.
   void run(const detail::Split& split,
            const std::function<void(torch::nn::Module&, const detail::Slice&)>& body);
 
@@ -215,19 +218,24 @@ class DataParallelBase {
   std::unique_ptr<Impl> impl_;
 };
 
-// A forward splits the tensors among its arguments along their first dimension (0-dimensional ones go to all
-// replicas, as does everything that is not a tensor), runs the replicas' forwards in threads of their own,
-// and joins their outputs along the first dimension. Outputs without dimensions (losses) are stacked: take
-// their mean. A batch of less than two rows runs in the calling thread.
+// forward() splits the tensors in its arguments along their first dimension, calls the forward of each
+// replica in a thread of its own, and joins the outputs along the first dimension. 0-dimensional tensors, and
+// arguments that hold no tensors, are passed to every replica. 0-dimensional outputs (losses) are stacked:
+// take their mean. A batch of fewer than two rows runs in the calling thread.
 //
-// The first replica is the module itself, so that its buffers, such as batch norm's statistics, follow the
-// first part of each batch. The others are copies, made once with the module's clone(); they use the memory
-// of its parameters, on the CPU, and take its buffers, children and modes before each forward. Other members
-// of the module that change later need a refresh().
+// The first replica is the module itself, so its buffers, e.g. the statistics of batch norm, depend on the
+// first part of each batch only. The others are copies, made once with the module's clone(). On the CPU they
+// use the memory of the module's parameters. Before each forward they get the module's buffers, children and
+// training mode. Call refresh() after changing any other member of the module.
 //
-// Parameters must not be changed between a forward and its backward, as without it. Forwards of one object
-// run one after another; what the module's forward uses besides its own members must bear several threads.
-// Threads end with the object.
+// forward() blocks until all replicas have returned, and throws the exception of the first replica that
+// threw, with the number of the replica in its message. It throws UsageError for arguments that cannot be
+// split and for outputs that cannot be joined. Concurrent calls on one object run one after another. Whatever
+// the module's forward uses besides its own members must be thread-safe. As without DataParallel, parameters
+// must not change between a forward and its backward.
+//
+// The constructor starts the threads, and the destructor joins them. The constructor throws UsageError for
+// invalid options and for a module that cannot be copied, SystemError if the threads cannot be started.
 template <class Module>
 class DataParallel : public DataParallelBase {
  public:
