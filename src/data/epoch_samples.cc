@@ -9,8 +9,8 @@ namespace lockstep::data {
 
 namespace {
 
-// The draws are LibTorch's own, since how they are made for huge datasets differs between its versions. They
-// do not depend on the dtype.
+// Uses LibTorch's own randperm, because its algorithm for huge datasets differs between versions. The values
+// drawn do not depend on the dtype.
 at::Tensor permutation(uint64_t dataset_size, uint64_t seed) {
   const bool fits_int = dataset_size <= static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
   return at::randperm(static_cast<int64_t>(dataset_size), at::detail::createCPUGenerator(seed),

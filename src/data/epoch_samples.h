@@ -1,4 +1,4 @@
-// One rank's samples of one epoch, in order.
+// The samples that one rank gets in one epoch, in order: the values, where Shard (shard.h) has the positions.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@
 
 namespace lockstep::data {
 
-// Immutable. An order that is not shuffled needs no memory; a shuffled one 4 bytes for each sample of this
-// rank (8 when the dataset is too large for that), and as much for each sample of the dataset while it is
-// built.
+// Immutable. An unshuffled order takes no memory. A shuffled one takes 4 bytes per sample of this rank (8 if
+// the dataset is too large for 4), and as much per sample of the dataset while it is built.
 class EpochSamples {
  public:
-  // The order is torch.randperm's for this seed, or that of the dataset. Leaves the default generator alone.
+  // With a seed the order is that of torch.randperm for this seed, otherwise that of the dataset. Does not
+  // use the default generator.
   EpochSamples(const Shard& shard, std::optional<uint64_t> shuffle_seed);
 
   size_t size() const { return size_; }

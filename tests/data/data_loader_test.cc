@@ -292,7 +292,7 @@ TEST(DataLoader, MakesItsOwnSampler) {
 TEST(DataLoader, RefusesWhatCannotBeRight) {
   DistributedSampler sampler(kPoints, 2, 0);
   EXPECT_THAT(message_of<UsageError>([&] { lockstep::make_data_loader(stacked(99), sampler, 4); }),
-              HasSubstr("the sampler deals 100 samples, and the dataset has 99"));
+              HasSubstr("the sampler is for 100 samples, but the dataset has 99"));
   EXPECT_THAT(message_of<UsageError>([&] { lockstep::make_data_loader(stacked(), sampler, 0); }),
               HasSubstr("a batch size of 0"));
   EXPECT_THAT(message_of<UsageError>(
@@ -309,7 +309,7 @@ TEST(DataLoader, AdvanceBesideItIsRefused) {
   for (auto& batch : *loader) {
     EXPECT_EQ(sampler.state().consumed, 16);
     EXPECT_THAT(message_of<UsageError>([&] { sampler.advance(batch.data.size(0)); }),
-                AllOf(HasSubstr("counts what the loop is handed"), HasSubstr("remove")));
+                AllOf(HasSubstr("which counts by itself"), HasSubstr("remove")));
     break;
   }
   // LibTorch's with the same sampler counts as ever.
@@ -398,9 +398,9 @@ TEST(SamplerWarnings, AForgottenSetEpochOnce) {
   };
   const auto nothing = [](DistributedSampler&) {};
   const auto warning = warnings_of({}, nothing);
-  EXPECT_THAT(warning, AllOf(HasSubstr("epoch 0 is dealt again in the same order"),
+  EXPECT_THAT(warning, AllOf(HasSubstr("epoch 0 is repeated in the same order"),
                              HasSubstr("sampler.set_epoch(epoch)"), HasSubstr("lockstep::make_data_loader")));
-  EXPECT_EQ(warning.find("dealt again"), warning.rfind("dealt again"));
+  EXPECT_EQ(warning.find("is repeated"), warning.rfind("is repeated"));
   EXPECT_EQ(warnings_of({.shuffle = false}, nothing), "");
   EXPECT_EQ(warnings_of({.exact = true}, nothing), "") << "for evaluation";
   EXPECT_EQ(warnings_of({}, [](DistributedSampler& sampler) { sampler.set_epoch(0); }), "");

@@ -556,11 +556,11 @@ TEST(SamplerTest, AdvanceRefusesMoreThanThisRankWasGiven) {
   // The batch of all ranks, say.
   EXPECT_THAT(usage_error_of([&] { sampler.advance(16); }),
               AllOf(HasSubstr("by 16 samples (rank 0/4, epoch 0)"),
-                    HasSubstr("has been given 4 samples, and 0 are counted already"),
+                    HasSubstr("has received 4 samples, of which 0 are already counted"),
                     HasSubstr("this rank's batch")));
   EXPECT_EQ(sampler.position(), 4) << "a refused call does not count";
   sampler.advance(4);
-  EXPECT_THAT(usage_error_of([&] { sampler.advance(SIZE_MAX); }), HasSubstr("4 are counted already"));
+  EXPECT_THAT(usage_error_of([&] { sampler.advance(SIZE_MAX); }), HasSubstr("4 are already counted"));
   EXPECT_EQ(sampler.position(), 4);
 }
 
