@@ -44,8 +44,8 @@ struct ProgressOptions {
 // most one per second, and at least one every ten seconds while steps are made. It uses colour unless
 // NO_COLOR is set. It prints nothing on ranks other than 0.
 //
-// Never delays the training: output is dropped if the reader is too slow, and stops for good after a write
-// error.
+// step() never waits for the reader of the output: what does not fit is dropped. print(), clear() and
+// finish() wait for up to a second. After a write error nothing more is printed, and the training continues.
 //
 // Does not communicate. Not thread-safe. Throws UsageError for negative numbers and for a null group.
 class Progress {

@@ -59,7 +59,7 @@ TEST(Schedules, OfWarmUpAndCosineRiseFallAndStay) {
 TEST(Schedules, RefuseWhatCannotBeRight) {
   EXPECT_THAT(
       message_of<UsageError>([] { schedules::linear(0.1, 1, 0); }),
-      HasSubstr("schedules::linear was given arguments that cannot be right: total_iters is 0\nhint: "));
+      HasSubstr("schedules::linear was given invalid arguments: total_iters is 0\nhint: "));
   EXPECT_THROW(schedules::step(0), UsageError);
   EXPECT_THROW(schedules::cosine_annealing(-1), UsageError);
   EXPECT_THROW(schedules::one_cycle(1, 10, {.pct_start = 2}), UsageError);
