@@ -188,10 +188,10 @@ struct Derived : Net {
 
 TEST(DataParallel, ACopyOfAnotherTypeIsAnError) {
   EXPECT_THAT([] { DataParallel dp(std::make_shared<Derived>(), {.replicas = 2}); },
-              ThrowsMessage<UsageError>(HasSubstr("no true copy")));
+              ThrowsMessage<UsageError>(HasSubstr("not return a true copy")));
   // Also when the compiler sees the base only.
   EXPECT_THAT([] { DataParallel dp(std::shared_ptr<Net>(std::make_shared<Derived>()), {.replicas = 2}); },
-              ThrowsMessage<UsageError>(HasSubstr("no true copy")));
+              ThrowsMessage<UsageError>(HasSubstr("not return a true copy")));
 }
 
 TEST(DataParallel, BadOptionsAreErrors) {
