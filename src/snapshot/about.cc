@@ -77,7 +77,7 @@ std::chrono::system_clock::time_point saved_of(const json& about) {
   using namespace std::chrono;
   return understood([&] {
     const milliseconds since_1970(whole_at<int64_t>(about, "saved_ms"));
-    // The clock counts smaller units, of which fewer fit.
+    // The clock counts in smaller units, so its range is smaller.
     constexpr auto kFirst = ceil<milliseconds>(system_clock::time_point::min().time_since_epoch());
     constexpr auto kLast = floor<milliseconds>(system_clock::time_point::max().time_since_epoch());
     return system_clock::time_point(std::clamp(since_1970, kFirst, kLast));

@@ -1,4 +1,4 @@
-// What a snapshot holds, in memory.
+// The contents of a snapshot, in memory.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,8 +10,8 @@
 namespace lockstep::snapshot {
 
 struct Entry {
-  std::string name;   // UTF-8; each only once in a document
-  at::Tensor tensor;  // of a type that safetensors has a name for; any shape, {} and {0} too
+  std::string name;   // UTF-8, unique in the document
+  at::Tensor tensor;  // of a type that safetensors supports; any shape, including {} and {0}
 };
 
 struct Document {

@@ -161,8 +161,8 @@ TEST(LoaderSnapshots, TheRawWayIsWarnedOf) {
       return;
     }
     EXPECT_THAT(ahead, AllOf(HasSubstr("ahead of the training"), HasSubstr("lockstep::make_data_loader")));
-    EXPECT_THAT(back,
-                AllOf(HasSubstr("begins at epoch 0"), HasSubstr("in epoch 3 now"), HasSubstr("{.epoch")));
+    EXPECT_THAT(back, AllOf(HasSubstr("starts at the beginning of epoch 0"), HasSubstr("in epoch 3 now"),
+                            HasSubstr("{.epoch")));
   });
 }
 
