@@ -1,7 +1,7 @@
-// Tensors with their names, in order: the type in which a detail::ModelView lists a model's parameters. The
-// .pt files and the optimizer states use the same one, so that nothing is converted on the way.
+// Tensors with their names, in order: the type in which detail::ModelView lists the parameters of a model.
+// The .pt files and the optimizer states use the same type, so nothing has to be converted.
 //
-// A Document holds Entry records instead (document.h): those are what one file stores, each name once.
+// A Document has Entry records instead (document.h): these are what a file stores, with unique names.
 #pragma once
 
 #include <lockstep/ddp.h>

@@ -65,7 +65,7 @@ std::optional<double> number_from_json(const json& saved) {
 
 std::string readable(const json& saved) {
   const auto* text = text_in(saved);
-  // Any other text is a stranger's, and is shown escaped, as JSON.
+  // Any other text comes from a foreign program; JSON escapes it.
   return text && number_from_json(saved) ? *text : saved.dump();
 }
 

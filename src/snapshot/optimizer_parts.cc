@@ -31,7 +31,7 @@ ParameterNames::ParameterNames(const NamedTensors& names) {
     const auto [known, is_new] = parameters_.emplace(name, tensor);
     if (is_new || known->second.is_same(tensor)) continue;
     throw UsageError(base::compose({.what = fmt::format("two parameters are named '{}'", name),
-                                    .hint = "give the models names that differ"}));
+                                    .hint = "give the models different names"}));
   }
 }
 
@@ -42,9 +42,8 @@ const std::string& ParameterNames::of(const at::Tensor& parameter, size_t group)
       {.what = "a parameter of the optimizer is in no model of the snapshot",
        .where = fmt::format("group {}, {} [{}]", group, c10::toString(parameter.scalar_type()),
                             fmt::join(parameter.sizes(), ", ")),
-       .hint =
-           "register it in the module (register_parameter), or give the module that holds it to the "
-           "snapshot too; a module moved or converted after the optimizer was made holds other tensors"}));
+       .hint = "register it in the module (register_parameter), or add the module that holds it to the "
+               "snapshot; a module moved or converted after the optimizer was made holds other tensors"}));
 }
 
 std::string ParameterNames::canonical(const std::string& name) const {
@@ -63,7 +62,7 @@ std::vector<std::string> ParameterNames::canonical_all(const json& names) const 
       {.what = fmt::format("the snapshot's optimizer state does not fit this {} optimizer", kind),
        .evidence = base::printable(evidence),
        .hint = "make the optimizer as it was when the snapshot was written: the same kind, groups and "
-               "parameters; or begin with a fresh one by leaving it out of resume()"}));
+               "parameters; or start with a fresh one by leaving it out of resume()"}));
 }
 
 [[noreturn]] void throw_damaged(const std::string& evidence) {

@@ -149,7 +149,7 @@ at::Tensor elements_of(const at::Tensor& gradient) {
   if (bad != sums.end()) {
     const auto& first = gradients[bad - sums.begin()];
     evidence =
-        fmt::format("the first non-finite gradient is that of parameter {}, {} [{}]", first.index,
+        fmt::format("the first gradient that is not finite is that of parameter {}, {} [{}]", first.index,
                     c10::toString(first.parameter.scalar_type()), fmt::join(first.parameter.sizes(), ", "));
   }
   throw Error(base::compose({.what = fmt::format("the norm of the gradients is {}", norm),

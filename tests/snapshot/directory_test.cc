@@ -272,7 +272,7 @@ TEST_F(SnapshotDirectory, IsNotTheOneThatIsMadeAnewInItsPlace) {
   put("snapshot-00000001.safetensors");
   put("snapshot-00000002.safetensors");
   EXPECT_THAT(message_of<SnapshotError>([&] { first.check_lock(); }),
-              AllOf(HasSubstr(path.string()), HasSubstr("made anew")));
+              AllOf(HasSubstr(path.string()), HasSubstr("recreated")));
   EXPECT_THROW(first.remove_old(1), SnapshotError);
   EXPECT_THAT(numbers_in(second), ElementsAre(1, 2));
   second.check_lock();

@@ -111,7 +111,7 @@ TEST(LbfgsState, RefusesWhatDoesNotFitUnchanged) {
   const Curve reordered({"out", "bias", "weight"});
   torch::optim::LBFGS other(reordered.parameters(), line_search());
   EXPECT_THAT(message_of<SnapshotError>([&] { prepare_optimizer(other, snapshot, reordered.names); }),
-              HasSubstr("in another order"));
+              HasSubstr("the order of the parameters differs"));
   EXPECT_TRUE(other.state().empty());
 
   torch::optim::SGD sgd(curve.parameters(), 0.1);

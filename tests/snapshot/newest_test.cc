@@ -127,7 +127,7 @@ TEST_F(NewestSnapshot, ThatCannotBeReadJustNowIsAnErrorAndNotPassedOver) {
       EXPECT_THAT(
           message_of<SnapshotError>([&] { newest(); }),
           AllOf(HasSubstr(path.string()), HasSubstr(fmt::format("errno {}", error)), HasSubstr("hint: "),
-                HasSubstr("to go on from an older snapshot, move this one elsewhere")))
+                HasSubstr("to continue from an older snapshot, move this one elsewhere")))
           << call;
       read_fault = {};
       EXPECT_EQ(newest(), 2);

@@ -416,7 +416,7 @@ TEST(Snapshots, ADirectoryMadeAnewIsNotWrittenTo) {
     }
     group.barrier();
     EXPECT_THAT(message_of<SnapshotError>([&] { run.snapshots.save(run.ddp, {.step = 3}); }),
-                AllOf(HasSubstr((scratch / "run").string()), HasSubstr("made anew")));
+                AllOf(HasSubstr((scratch / "run").string()), HasSubstr("recreated")));
     EXPECT_TRUE(fs::is_empty(scratch / "run"));
   });
 }
