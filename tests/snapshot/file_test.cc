@@ -243,7 +243,7 @@ TEST_F(SnapshotFile, RefusesDocumentsThatTheFormatCannotHold) {
     EXPECT_EQ(files_in(folder.path()), 0);
     return message;
   };
-  EXPECT_THAT(refused({{{"x", one}, {"x", one}}, {}}), HasSubstr("two things with the name \"x\""));
+  EXPECT_THAT(refused({{{"x", one}, {"x", one}}, {}}), HasSubstr("two tensors with the name \"x\""));
   EXPECT_THAT(refused({{{"__metadata__", one}}, {}}), HasSubstr("__metadata__"));
   EXPECT_THAT(refused({{{"bad \xff", one}}, {}}), HasSubstr("not UTF-8"));
   EXPECT_THAT(refused({{{"x", {}}}, {}}), HasSubstr("\"x\" is undefined"));
@@ -252,7 +252,7 @@ TEST_F(SnapshotFile, RefusesDocumentsThatTheFormatCannotHold) {
   EXPECT_THAT(refused({{{"x", one.to(at::kComplexDouble)}}, {}}), HasSubstr("\"x\" is ComplexDouble"));
   EXPECT_THAT(refused({{{"x", at::ones(std::vector<int64_t>(65, 1))}}, {}}), HasSubstr("64 dimensions"));
   EXPECT_THAT(refused({{}, {{"text", "bad \xff"}}}), HasSubstr("UTF-8"));
-  EXPECT_THAT(refused({{}, std::string(17'000'000, 'x')}), HasSubstr("at most"));
+  EXPECT_THAT(refused({{}, std::string(17'000'000, 'x')}), HasSubstr("the limit is"));
 }
 
 TEST_F(SnapshotFile, RefusesPathsThatCannotBeWritten) {
@@ -293,7 +293,7 @@ TEST_F(SnapshotFile, EveryLostOrAddedByteIsFound) {
   }
   put_bytes(path, good.substr(0, good.size() - 1));
   EXPECT_THAT(refusal_of(path),
-              HasSubstr(fmt::format("cut short: {} bytes, of {}", good.size() - 1, good.size())));
+              HasSubstr(fmt::format("cut short: it has {} bytes of {}", good.size() - 1, good.size())));
   put_bytes(path, good + "!");
   EXPECT_THAT(refusal_of(path), HasSubstr("1 bytes after its end"));
 }
@@ -388,7 +388,7 @@ TEST_F(SnapshotFile, RefusesItsOwnWhenAnotherProgramWroteItAnew) {
   auto header = header_of(file);
   header["__metadata__"]["author"] = "another";
   put_bytes(path, with_header(header.dump(), data_of(file)));
-  EXPECT_THAT(refusal_of(path, Origin::Any), HasSubstr("another program has written"));
+  EXPECT_THAT(refusal_of(path, Origin::Any), HasSubstr("another program has rewritten"));
 }
 
 TEST_F(SnapshotFile, RefusesHeadersThatLie) {
@@ -436,11 +436,11 @@ TEST_F(SnapshotFile, RefusesHeadersThatLie) {
        "a dimension of"},
       {tensor(R"("dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,4])"), "abcd", "not whole"},
       {tensor(R"("dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,0])"), "",
-       "no memory can hold"},
+       "exceeds any memory"},
       {tensor(R"("dtype":"U8","shape":[4611686018427387904,4,0],"data_offsets":[0,0])"), "",
-       "no memory can hold"},
+       "exceeds any memory"},
       {tensor(R"("dtype":"U8","shape":[0,4611686018427387904,4],"data_offsets":[0,0])"), "",
-       "no memory can hold"},
+       "exceeds any memory"},
       {R"({"x":{)" + good + R"(},"x":{)" + good + "}}", "abcd", "names \"x\" twice"},
       {R"({"x":{)" + good + R"(},"y":{)" + good + "}}", "abcd", "must begin at 4"},
       {R"({"x":{)" + good + R"(},"y":{"dtype":"U8","shape":[4],"data_offsets":[5,9]}})", "abcdefghi",
@@ -479,7 +479,7 @@ TEST_F(SnapshotFile, RefusesBombs) {
   };
   EXPECT_THAT(refusal(about(deep)), HasSubstr("nested too deep"));
   put_bytes(path, about(std::string(17'000'000, '1')));
-  EXPECT_THAT(message_of<SnapshotError>([&] { read_summary(path); }), HasSubstr("at most"));
+  EXPECT_THAT(message_of<SnapshotError>([&] { read_summary(path); }), HasSubstr("the limit is"));
   EXPECT_THAT(refusal(about("nonsense")), HasSubstr("not JSON"));
 
   // The name of a tensor does not flood the terminal, nor steer it.
