@@ -1,5 +1,4 @@
-// Snapshots in the middle of an epoch of a data loader with workers, which takes samples ahead of the
-// training.
+// Snapshots in the middle of an epoch, with a data loader whose workers load samples ahead of the training.
 #include <fstream>
 #include <functional>
 #include <gmock/gmock.h>
@@ -36,7 +35,7 @@ struct RowSet : torch::data::datasets::Dataset<RowSet, Row> {
   at::Tensor rows = global_batch(kSize, 0);
 };
 
-// A model, an optimizer and a loader as a user has them; notes the samples of each step in a file.
+// A model, an optimizer and a loader as in a user's program. Records the samples of each step in a file.
 template <class Loader>
 struct LoaderRun {
   LoaderRun(const fs::path& directory, std::unique_ptr<Loader> with)
@@ -90,7 +89,7 @@ torch::data::DataLoaderOptions with_workers() {
   return torch::data::DataLoaderOptions(kRankBatch).workers(2);
 }
 
-// Saves after `stop` steps of 30, when the loader has taken more, and resumes with `world` ranks.
+// Saves after `stop` of 30 steps, when the workers have loaded more, and resumes with `world` ranks.
 void interrupt_and_resume(int64_t stop, int world, int64_t steps_left) {
   const ScratchFolder scratch;
   const auto notes = [&](int of, int rank) {
@@ -153,11 +152,11 @@ TEST(LoaderSnapshots, TheRawWayIsWarnedOf) {
       return ::testing::internal::GetCapturedStderr();
     };
     EXPECT_EQ(warnings(0, 0, 0), "");
-    EXPECT_EQ(warnings(2, 0, 1), "") << "saved at the beginning of the next epoch";
+    EXPECT_EQ(warnings(2, 0, 1), "") << "saved at the start of the next epoch";
     const auto ahead = warnings(2, 3, 3);
     const auto back = warnings(0, 3, 0);
     if (group.rank() != 0) {
-      EXPECT_EQ(ahead + back, "") << "one rank is enough";
+      EXPECT_EQ(ahead + back, "") << "only rank 0 warns";
       return;
     }
     EXPECT_THAT(ahead, AllOf(HasSubstr("ahead of the training"), HasSubstr("lockstep::make_data_loader")));
