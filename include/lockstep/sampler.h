@@ -108,9 +108,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   SamplerState state() const;
   // The next reset() or indices() continues at this position. With the same number of ranks, the run
   // continues as if it had not been interrupted. With another number, the rest of the epoch is distributed
-  // anew: no sample is lost, and only the samples that pad the last round are repeated (drop_last leaves that
-  // round out, exact leaves it uneven). If nothing is left, the next iteration is empty. Throws UsageError if
-  // dataset_size or shuffle differ from this sampler's, or the seed of a shuffled order.
+  // again: no sample is lost, and only the samples that pad the last round are repeated (drop_last leaves
+  // that round out, exact leaves it uneven). If nothing is left, the next iteration is empty. Throws
+  // UsageError if dataset_size or shuffle differ from this sampler's, or the seed of a shuffled order.
   void restore(const SamplerState& state);
   // Throws what restore() would throw. Changes nothing.
   void check(const SamplerState& state) const;

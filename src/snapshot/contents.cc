@@ -235,7 +235,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
   return pairs;
 }
 
-// A later epoch is the one to come. For an earlier one, the program has probably not set Position::epoch.
+// A later epoch is the next one. For an earlier one, the program has probably not set Position::epoch.
 void warn_if_going_back(int64_t sampler_epoch, int64_t epoch) {
   static std::atomic<bool> warned = false;
   if (epoch >= sampler_epoch || warned.exchange(true)) return;

@@ -282,11 +282,11 @@ bool has_own_mounts() {
   // Without the maps, files would have no valid owner and could not be created. The process may write them
   // only if it is dumpable.
   ::prctl(PR_SET_DUMPABLE, 1);
-  const auto say = [](const char* file, const std::string& text) {
+  const auto put = [](const char* file, const std::string& text) {
     return static_cast<bool>(std::ofstream(file) << text << std::flush);
   };
-  return say("/proc/self/setgroups", "deny") && say("/proc/self/uid_map", fmt::format("0 {} 1", user)) &&
-         say("/proc/self/gid_map", fmt::format("0 {} 1", group));
+  return put("/proc/self/setgroups", "deny") && put("/proc/self/uid_map", fmt::format("0 {} 1", user)) &&
+         put("/proc/self/gid_map", fmt::format("0 {} 1", group));
 }
 
 // Mounts a file system of this size at `path`, visible in this process only. False if that is not permitted.
