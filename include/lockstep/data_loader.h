@@ -1,5 +1,5 @@
-// LibTorch's data loader with a DistributedSampler that is told what the loop has been handed, so that a
-// snapshot in the middle of an epoch resumes with the next batch, with workers or without.
+// LibTorch's data loader, with a DistributedSampler that counts the batches that the loop has received. A
+// snapshot taken in the middle of an epoch therefore resumes with the next batch, with or without workers.
 //
 //   auto loader = lockstep::make_data_loader(std::move(dataset), 32);
 //   auto at = snapshots.resume(ddp, optimizer, *loader);
@@ -43,7 +43,7 @@ struct LoadedBatch {
   bool counted = false;
 };
 
-// The sampler as LibTorch's loader sees it. Copies are the same sampler.
+// The interface of the sampler that LibTorch's loader expects. Copies share one sampler.
 class PassSampler {
  public:
   using BatchRequestType = BatchRequest;
@@ -67,8 +67,8 @@ class PassSampler {
   bool in_order_;
 };
 
-// The dataset as LibTorch's loader sees it: a batch keeps the number of its samples, which a collated one no
-// longer tells.
+// The interface of the dataset that LibTorch's loader expects. A batch carries the number of its samples,
+// which cannot be read from a collated batch.
 template <class Dataset>
 class CountedDataset {
  public:
@@ -84,7 +84,7 @@ class CountedDataset {
   Dataset dataset_;
 };
 
-// What LibTorch keeps to its own iterator.
+// Gives DataLoader access to what LibTorch's loader offers only to its own iterator.
 template <class Dataset>
 class BatchSource : public torch::data::StatelessDataLoader<CountedDataset<Dataset>, PassSampler> {
   using Loader = torch::data::StatelessDataLoader<CountedDataset<Dataset>, PassSampler>;
@@ -92,16 +92,17 @@ class BatchSource : public torch::data::StatelessDataLoader<CountedDataset<Datas
  public:
   using Loader::Loader;
   void begin_pass() {
-    this->shuttle_.drain();  // of a loop that was left early
+    this->shuttle_.drain();  // batches of a loop that ended early
     this->begin();
   }
   auto next_batch() { return this->next(); }
 };
 
-// Throws UsageError for what LibTorch would crash on or for a sampler of more samples than there are.
+// Throws UsageError for options with which LibTorch would crash, and for a sampler of more samples than the
+// dataset has.
 void check_loader(const torch::data::DataLoaderOptions& options, std::optional<size_t> dataset_size,
                   const DistributedSampler& sampler);
-// Throws UsageError for a dataset that does not tell its size.
+// Throws UsageError if the size of the dataset is unknown.
 size_t size_to_deal(std::optional<size_t> dataset_size);
 [[noreturn]] void throw_loop_within_loop();
 
@@ -115,20 +116,21 @@ std::optional<size_t> size_of(const Dataset& dataset) {
 
 }  // namespace detail
 
-// Iterated as LibTorch's, it hands out the same batches in the same order. Each counts for the sampler when
-// it is handed to the loop's body (dereferenced), so save at the end of the body, after the step. A pass is
-// over when the loop's end is reached, not when it is left early; what options.drop_last leaves out counts
-// then.
+// Returns the same batches as LibTorch's loader, in the same order. A batch counts as used when the loop
+// dereferences the iterator, so save a snapshot at the end of the loop's body, after the step. Reaching the
+// end of the loop ends the pass and counts the samples that options.drop_last leaves out. Leaving the loop
+// early does not end the pass.
 //
-// Every loop is a pass over one epoch: the one that was set, from where it was restored to; otherwise, after
-// a pass that is over, the next epoch; after one that was left early, the same epoch from its beginning. So a
-// forgotten set_epoch does not repeat an order.
+// Each loop is a pass over one epoch: the epoch passed to set_epoch(), or the restored one from the restored
+// position. Without either, it is the next epoch if the last pass reached its end, and the same epoch from
+// its start if the last loop was left early. So a program that never calls set_epoch() does not repeat an
+// order.
 //
-// With workers and enforce_ordering(false) the position is exact in number but not in which samples it stands
-// for: a run resumed in the middle of an epoch takes as many steps as are left, but may repeat or leave out
-// samples of the batches that were in the workers' hands. Snapshots::save warns of that once.
+// With workers and enforce_ordering(false), the position counts the right number of samples, but not
+// necessarily the right ones: a run resumed in the middle of an epoch makes the remaining number of steps,
+// but may repeat or omit samples that the workers had loaded. Snapshots::save logs one warning about this.
 //
-// Not copyable. One thread at a time.
+// Does not communicate. Not copyable. Not thread-safe.
 template <class Dataset>
 class DataLoader {
  public:
@@ -141,7 +143,8 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // Begins a pass, and ends the one under way if there is one.
+  // Starts a pass, and abandons the current one if there is one. Blocks until the first batch is loaded.
+  // Throws what the dataset throws.
   Iterator begin() {
     ++pass_;
     source_.begin_pass();
@@ -150,16 +153,17 @@ class DataLoader {
   Iterator end() { return {}; }
 
   DistributedSampler& sampler() { return sampler_.sampler(); }
-  // Wherever a sampler is taken, in a snapshot above all.
+  // So that a loader can be passed wherever a sampler is expected, e.g. to Snapshots::save.
   operator DistributedSampler&() { return sampler(); }  // NOLINT(google-explicit-constructor)
   void set_epoch(int64_t epoch) { sampler().set_epoch(epoch); }
   int64_t epoch() { return sampler().epoch(); }
 
   const torch::data::FullDataLoaderOptions& options() const noexcept { return source_.options(); }
-  // Ends the workers; there is no pass afterwards.
+  // Stops the worker threads. The loader cannot be iterated afterwards.
   void join() { source_.join(); }
 
-  // Of one pass; copies are the same iterator.
+  // An iterator of one pass. Copies share one position. ++ blocks until the next batch is loaded; it throws
+  // what the dataset throws, and UsageError if another pass over the same loader has started.
   class Iterator {
    public:
     using difference_type = std::ptrdiff_t;
@@ -218,8 +222,10 @@ class DataLoader {
   uint64_t pass_ = 0;
 };
 
-// options: LibTorch's, or the size of a batch (of this rank's). The loader's sampler is the user's: what is
-// called on either acts on both. The dataset must be stateless, as most are.
+// options: LibTorch's, or just the batch size of this rank. The loader uses the sampler passed in, not a
+// separate one: calls on either object affect both. The dataset must be stateless, as most are. Throws
+// UsageError for a batch size of 0, and for a sampler of more samples than the dataset has. Does not
+// communicate.
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset, DistributedSampler sampler,
                                                       torch::data::DataLoaderOptions options) {
@@ -238,7 +244,8 @@ requires(!std::is_same_v<Sampler, DistributedSampler>) void make_data_loader(Dat
       "For another kind of sampler there is torch::data::make_data_loader.");
 }
 
-// With a DistributedSampler of its own over the whole dataset: loader->sampler(), loader->set_epoch(epoch).
+// Makes a DistributedSampler over the whole dataset: loader->sampler(), loader->set_epoch(epoch). Throws
+// UsageError if the dataset does not report its size.
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset, torch::data::DataLoaderOptions options,
                                                       std::shared_ptr<ProcessGroup> group = default_group(),

@@ -1,10 +1,11 @@
-// Splits each batch over replicas of a module in the threads of one process: the older way, in one line.
+// Splits each batch among replicas of a module that run in threads of one process: the older alternative to
+// DistributedDataParallel, in one line.
 //
 //   lockstep::DataParallel dp(model, {.replicas = 2});
 //   auto loss = loss_of(dp(batch), target);
 //   loss.backward();  // sums the gradients of all replicas into the module's own parameters
 //
-// DistributedDataParallel is faster and works over several machines; docs/data-parallel.md has figures.
+// DistributedDataParallel is faster and works across machines; docs/data-parallel.md has measurements.
 #pragma once
 
 #include <array>
@@ -29,46 +30,47 @@
 namespace lockstep {
 
 struct DataParallelOptions {
-  // 0: one for each device; on the CPU one for each core that the process may use, at most 4, since batch
-  // norm sees the part of one replica only.
+  // 0: one per device; on the CPU one per core that the process may use, but at most 4, because batch norm
+  // computes its statistics from one replica's part of the batch.
   int replicas = 0;
-  // CUDA devices, one for each replica. The module must be on the first, where outputs are gathered.
+  // CUDA devices, one per replica. The module must be on the first one, which also receives the outputs.
   std::vector<int> devices = {};
 };
 
 namespace detail {
 
-// How a batch is divided: as at::chunk does, so that a small one occupies fewer replicas.
+// How a batch is divided: as by at::chunk, so a small batch uses fewer replicas.
 struct Split {
   size_t replicas = 1;
   int64_t rows = 0, rows_each = 0;
 };
 
-// The part of one replica.
-struct Share {
+// Selects the part of a split that one replica gets.
+struct Slice {
   Split split;
   size_t replica = 0;
-  std::optional<at::Device> device;  // none: where the tensor is
+  std::optional<at::Device> device;  // none: the device of the tensor
 };
 
-at::Tensor part_of(const at::Tensor& tensor, const Share& share);
+at::Tensor part_of(const at::Tensor& tensor, const Slice& slice);
 at::Tensor join_tensors(const std::vector<at::Tensor>& parts);
-// Of vectors' lengths, maps' keys and optionals' states, which must be the same in the outputs of all
-// replicas.
+// Throws UsageError: the outputs of the replicas differ in `what` (lengths of vectors, keys of maps, presence
+// of optional values).
 [[noreturn]] void throw_unlike(const char* what);
 [[noreturn]] void throw_unsplittable();
 
-// What is split and joined: tensors, and vectors, arrays, pairs, tuples, maps and optionals of such.
+// Splits arguments and joins outputs. Supports tensors, and vectors, arrays, pairs, tuples, maps and
+// optionals of supported types.
 template <class T>
 struct Batched {
   static constexpr bool kJoins = false;
-  static T part(const T& value, const Share&) {
+  static T part(const T& value, const Slice&) {
     if (!tensors_in(value).empty()) throw_unsplittable();
     return value;
   }
 };
 
-// One T of the parts of all replicas, in their order.
+// Joins the outputs of all replicas, in the order of the replicas.
 template <class T>
 T join(const std::vector<T>& parts) {
   static_assert(Batched<T>::kJoins,
@@ -77,7 +79,7 @@ T join(const std::vector<T>& parts) {
   return Batched<T>::join(parts);
 }
 
-// The same member of all parts, joined.
+// Joins the same member of all parts.
 template <class T, class Member>
 auto join_members(const std::vector<T>& parts, Member&& member) {
   std::vector<std::remove_cvref_t<decltype(member(parts.front()))>> members;
@@ -89,7 +91,7 @@ auto join_members(const std::vector<T>& parts, Member&& member) {
 template <>
 struct Batched<at::Tensor> {
   static constexpr bool kJoins = true;
-  static at::Tensor part(const at::Tensor& tensor, const Share& share) { return part_of(tensor, share); }
+  static at::Tensor part(const at::Tensor& tensor, const Slice& slice) { return part_of(tensor, slice); }
   static at::Tensor join(const std::vector<at::Tensor>& parts) { return join_tensors(parts); }
 };
 
@@ -97,10 +99,10 @@ template <class T, class Allocator>
 requires(!std::is_arithmetic_v<T>) struct Batched<std::vector<T, Allocator>> {
   using Vector = std::vector<T, Allocator>;
   static constexpr bool kJoins = true;
-  static Vector part(const Vector& values, const Share& share) {
+  static Vector part(const Vector& values, const Slice& slice) {
     Vector parts;
     parts.reserve(values.size());
-    for (const auto& value : values) parts.push_back(Batched<T>::part(value, share));
+    for (const auto& value : values) parts.push_back(Batched<T>::part(value, slice));
     return parts;
   }
   static Vector join(const std::vector<Vector>& parts) {
@@ -119,10 +121,10 @@ requires(!std::is_arithmetic_v<T>) struct Batched<std::vector<T, Allocator>> {
 template <TupleLike T>
 struct Batched<T> {
   static constexpr bool kJoins = true;
-  static T part(const T& values, const Share& share) {
+  static T part(const T& values, const Slice& slice) {
     return std::apply(
         [&](const auto&... value) {
-          return T{Batched<std::remove_cvref_t<decltype(value)>>::part(value, share)...};
+          return T{Batched<std::remove_cvref_t<decltype(value)>>::part(value, slice)...};
         },
         values);
   }
@@ -144,9 +146,9 @@ template <MapLike T>
 struct Batched<T> {
   using Value = typename T::mapped_type;
   static constexpr bool kJoins = true;
-  static T part(const T& values, const Share& share) {
+  static T part(const T& values, const Slice& slice) {
     T parts;
-    for (const auto& [key, value] : values) parts.insert_or_assign(key, Batched<Value>::part(value, share));
+    for (const auto& [key, value] : values) parts.insert_or_assign(key, Batched<Value>::part(value, slice));
     return parts;
   }
   static T join(const std::vector<T>& parts) {
@@ -169,8 +171,8 @@ template <OptionalLike T>
 struct Batched<T> {
   using Value = std::remove_cvref_t<decltype(*std::declval<const T&>())>;
   static constexpr bool kJoins = true;
-  static T part(const T& value, const Share& share) {
-    return value.has_value() ? T(Batched<Value>::part(*value, share)) : T();
+  static T part(const T& value, const Slice& slice) {
+    return value.has_value() ? T(Batched<Value>::part(*value, slice)) : T();
   }
   static T join(const std::vector<T>& parts) {
     for (const auto& part : parts) {
@@ -181,19 +183,19 @@ struct Batched<T> {
   }
 };
 
-// An argument's part is passed as the argument was: as an lvalue or as an rvalue.
+// Passes a part of an argument as the argument was passed: as an lvalue or as an rvalue.
 template <class Arg>
 using PassAs = std::conditional_t<std::is_lvalue_reference_v<Arg>, std::decay_t<Arg>&, std::decay_t<Arg>&&>;
 
 }  // namespace detail
 
-// The part of DataParallel that does not depend on the module's type.
+// The part of DataParallel that does not depend on the type of the module.
 class DataParallelBase {
  public:
-  // Of the module, for an optimizer.
+  // The module's parameters, for an optimizer.
   std::vector<at::Tensor> parameters() const;
   int replicas() const;
-  // The copies are made anew at the next forward.
+  // Discards the copies of the module; the next forward makes new ones. Waits for a running forward.
   void refresh();
 
  protected:
@@ -202,32 +204,38 @@ class DataParallelBase {
   DataParallelBase(DataParallelBase&&) noexcept;
   DataParallelBase& operator=(DataParallelBase&&) noexcept;
 
-  // The tensors of each argument must have as many rows as the others.
+  // Throws UsageError unless all tensors of all arguments have the same number of rows.
   detail::Split split_of(const std::vector<std::vector<at::Tensor>>& arguments) const;
-  // Whether the module can be called as it is, in the calling thread.
+  // Whether the calling thread can call the module itself.
   bool is_direct(const detail::Split& split) const;
-  // Brings the replicas up to date and calls `body` for each of them, in its own thread.
+  // Updates the replicas and calls `body` for each of them in its own thread. Blocks until all have returned;
+  // then throws the exception of the first replica that threw.
   void run(const detail::Split& split,
-           const std::function<void(torch::nn::Module&, const detail::Share&)>& body);
+           const std::function<void(torch::nn::Module&, const detail::Slice&)>& body);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// A forward splits the tensors among its arguments along their first dimension (0-dimensional ones go to all
-// replicas, as does everything that is not a tensor), runs the replicas' forwards in threads of their own,
-// and joins their outputs along the first dimension. Outputs without dimensions (losses) are stacked: take
-// their mean. A batch of less than two rows runs in the calling thread.
+// forward() splits the tensors in its arguments along their first dimension, calls the forward of each
+// replica in a thread of its own, and joins the outputs along the first dimension. 0-dimensional tensors, and
+// arguments that hold no tensors, are passed to every replica. 0-dimensional outputs (losses) are stacked:
+// take their mean. A batch of fewer than two rows runs in the calling thread.
 //
-// The first replica is the module itself, so that its buffers, such as batch norm's statistics, follow the
-// first part of each batch. The others are copies, made once with the module's clone(); they use the memory
-// of its parameters, on the CPU, and take its buffers, children and modes before each forward. Other members
-// of the module that change later need a refresh().
+// The first replica is the module itself, so its buffers, e.g. the statistics of batch norm, depend on the
+// first part of each batch only. The others are copies, made once with the module's clone(). On the CPU they
+// use the memory of the module's parameters. Before each forward they get the module's buffers, children and
+// training mode. Call refresh() after changing any other member of the module.
 //
-// Parameters must not be changed between a forward and its backward, as without it. Forwards of one object
-// run one after another; what the module's forward uses besides its own members must bear several threads.
-// Threads end with the object.
+// forward() blocks until all replicas have returned, and throws the exception of the first replica that
+// threw, with the number of the replica in its message. It throws UsageError for arguments that cannot be
+// split and for outputs that cannot be joined. Concurrent calls on one object run one after another. Whatever
+// the module's forward uses besides its own members must be thread-safe. As without DataParallel, parameters
+// must not change between a forward and its backward.
+//
+// The constructor starts the threads, and the destructor joins them. The constructor throws UsageError for
+// invalid options and for a module that cannot be copied, SystemError if the threads cannot be started.
 template <class Module>
 class DataParallel : public DataParallelBase {
  public:
@@ -246,8 +254,8 @@ class DataParallel : public DataParallelBase {
     const auto split = split_of({tensors_in(args)...});
     if (is_direct(split)) return static_cast<Output>(module_->forward(std::forward<Args>(args)...));
 
-    const auto call = [&](torch::nn::Module& replica, const detail::Share& share) {
-      std::tuple<std::decay_t<Args>...> parts(detail::Batched<std::decay_t<Args>>::part(args, share)...);
+    const auto call = [&](torch::nn::Module& replica, const detail::Slice& slice) {
+      std::tuple<std::decay_t<Args>...> parts(detail::Batched<std::decay_t<Args>>::part(args, slice)...);
       return std::apply(
           [&](auto&... part) {
             return dynamic_cast<Module&>(replica).forward(static_cast<detail::PassAs<Args>>(part)...);
@@ -258,8 +266,8 @@ class DataParallel : public DataParallelBase {
       run(split, call);
     } else {
       std::vector<std::optional<Output>> outputs(split.replicas);
-      run(split, [&](torch::nn::Module& replica, const detail::Share& share) {
-        outputs[share.replica].emplace(call(replica, share));
+      run(split, [&](torch::nn::Module& replica, const detail::Slice& slice) {
+        outputs[slice.replica].emplace(call(replica, slice));
       });
       return detail::join_members(outputs, [](const std::optional<Output>& output) { return *output; });
     }

@@ -1,9 +1,11 @@
-// Decisions that all ranks must make alike: to stop, to reduce the learning rate, to take another step.
+// Decisions that must be the same on all ranks: to stop, to reduce the learning rate, to skip a step.
 //
-// A rank's own loss is another one on each rank. A rank that decides by it leaves the others waiting in a
-// collective, or takes other steps than they do. docs/patterns.md has the loops.
+// The loss differs from rank to rank. A rank that bases such a decision on its own loss leaves the others
+// waiting in a collective, or trains a different model. docs/patterns.md shows complete loops.
 //
-// All ranks must call these, and all get the same answer, to the bit. Each is one tiny collective.
+// All ranks of the group must call these functions, and all get the same result, bit for bit. Each makes one
+// small collective: it blocks until all ranks have called it, and throws as every collective does
+// (PeerLostError, TimeoutError, MismatchError). A null group throws UsageError.
 #pragma once
 
 #include <functional>
@@ -16,22 +18,23 @@
 
 namespace lockstep {
 
-// Whether it is true on every rank.
+// True if `mine` is true on every rank.
 bool all_agree(bool mine, ProcessGroup& group);
 bool all_agree(bool mine, const std::shared_ptr<ProcessGroup>& group = default_group());
 
-// Whether it is true on at least one rank.
+// True if `mine` is true on at least one rank.
 bool any(bool mine, ProcessGroup& group);
 bool any(bool mine, const std::shared_ptr<ProcessGroup>& group = default_group());
 
-// The mean over the ranks, each with the same weight, as DistributedDataParallel averages gradients. For
-// ranks with different numbers of samples there is Average (lockstep/metrics.h).
+// The mean over the ranks. All ranks have the same weight, as when DistributedDataParallel averages
+// gradients. To weight the ranks by their number of samples, use Average (lockstep/metrics.h).
 double mean(double mine, ProcessGroup& group);
 double mean(double mine, const std::shared_ptr<ProcessGroup>& group = default_group());
 
-// The closure for an optimizer that decides by the loss, as LBFGS does with its line search: calls `closure`,
-// and returns the mean of what it returned on all ranks. Together with gradients that
-// DistributedDataParallel averages, every rank sees the same function, and evaluates it equally often.
+// Wraps the closure of an optimizer that makes decisions based on the loss, such as LBFGS with its line
+// search. The wrapper calls `closure` and returns the mean of the losses of all ranks. Since
+// DistributedDataParallel averages the gradients, all ranks then minimize the same function and evaluate it
+// equally often. Throws UsageError if `closure` is empty.
 //
 //   optimizer.step(lockstep::averaged([&] {
 //     optimizer.zero_grad();

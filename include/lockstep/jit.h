@@ -3,7 +3,7 @@
 //   lockstep::DistributedDataParallel ddp(torch::jit::load("model.pt"), group);
 //   auto output = ddp(std::vector<c10::IValue>{input}).toTensor();
 //
-// Not in lockstep.h, since <torch/script.h> costs compile time.
+// lockstep.h does not include this header, because LibTorch's headers for TorchScript take long to compile.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>

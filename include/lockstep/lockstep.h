@@ -1,10 +1,10 @@
-// Everything of lockstep. Together with LibTorch's own umbrella header, since every program needs both.
+// Includes all of lockstep (except jit.h) and LibTorch's umbrella header, since every program needs both.
 #pragma once
 
 #include <lockstep/cxx20.h>
-#if __cplusplus >= 201709L  // else there is one error, not hundreds
+#if __cplusplus >= 201709L  // cxx20.h has reported an older standard; without this, hundreds of errors follow
 
-#include <ATen/core/ivalue.h>  // first: in C++20, clang reads LibTorch 1's other headers only after it
+#include <ATen/core/ivalue.h>  // first: in C++20, clang rejects other headers of LibTorch 1 without it
 #include <torch/torch.h>
 
 #include <lockstep/c10d.h>

@@ -1,4 +1,4 @@
-// A progress bar on rank 0's terminal, and plain lines where the output is not a terminal.
+// A progress bar on rank 0's terminal, or plain lines if the output is not a terminal.
 #pragma once
 
 #include <chrono>
@@ -15,19 +15,20 @@
 namespace lockstep {
 
 struct ProgressOptions {
-  // How many steps there will be; 0: not known, so no bar and no time left.
+  // The total number of steps; 0: unknown, so neither a bar nor a remaining time is shown.
   int64_t steps = 0;
-  // What stands first: "epoch 1/3".
+  // The text at the start of the line: "epoch 1/3".
   std::string label = {};
-  // What the samples given to step() are.
+  // The unit of the `samples` passed to step().
   std::string unit = "samples";
-  // A file descriptor, which stays the caller's: stderr, so that stdout is left to results.
+  // A file descriptor, which the caller owns. The default is stderr, which leaves stdout to the program's
+  // results.
   int out = 2;
-  // Another clock than the steady one, for tests.
+  // Replaces the steady clock, for tests.
   std::function<std::chrono::steady_clock::time_point()> clock = {};
 };
 
-// How far the loop is, the latest loss, the rates since the beginning, the time left:
+// Shows the number of steps, the latest loss, the average speed and the remaining time:
 //
 //   epoch 1/3   42%  [====>------]   420/1000  loss 0.1234   1.23k samples/s  ETA 0:12
 //
@@ -38,35 +39,38 @@ struct ProgressOptions {
 //   }
 //   bar.finish();
 //
-// On a terminal one line that is drawn again, at most ten times a second, and that leaves out what has no
-// room. Elsewhere (a file, a pipe, the launcher; TERM=dumb) a line for each tenth, but at most one a second
-// and at least one every ten seconds in which there was a step. Colour unless NO_COLOR is set. On other ranks
-// than 0 nothing. Output that would have to wait for its reader is left out, and after an error of the output
-// there is none: training goes on.
+// On a terminal, this is one line, redrawn at most ten times a second; parts that do not fit are left out.
+// Elsewhere (a file, a pipe, the launcher, TERM=dumb), it prints a line for every tenth of the steps, but at
+// most one per second, and at least one every ten seconds while steps are made. It uses colour unless
+// NO_COLOR is set. It prints nothing on ranks other than 0.
 //
-// Does not communicate. Not thread-safe.
+// step() never waits for the reader of the output: what does not fit is dropped. print(), clear() and
+// finish() wait for up to a second. After a write error nothing more is printed, and the training continues.
+//
+// Does not communicate. Not thread-safe. Throws UsageError for negative numbers and for a null group.
 class Progress {
  public:
   explicit Progress(const std::shared_ptr<ProcessGroup>& group = default_group(),
                     ProgressOptions options = {});
   explicit Progress(const ProcessGroup& group, ProgressOptions options = {});
-  // As finish(), but never throws; so the terminal is in order after an exception as well.
+  // Calls finish(). Does not throw, and leaves the terminal in order after an exception.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // A step is done. `samples` are this rank's; the rate that is shown is for all ranks, taking the others to
-  // have as many.
+  // Counts a step. `samples` are those of this rank. The rate shown is that of all ranks, assuming that each
+  // has the same number. Throws UsageError after finish().
   void step();
   void step(double loss, int64_t samples = 0);
-  // One element, or undefined for none. A device is waited for only when the line is drawn.
+  // The loss must have one element or be undefined; otherwise UsageError. Its device is synchronized only
+  // when the line is drawn.
   void step(const at::Tensor& loss, int64_t samples = 0);
 
-  // A line of its own, above the bar.
+  // Prints a line above the bar.
   void print(std::string_view line);
-  // Takes the bar away until it is next drawn, for lines that others print.
+  // Removes the bar until it is next drawn, so that the program can print lines of its own.
   void clear();
-  // The last line, with the time that it took. Afterwards a step() is a UsageError; a second finish() does
+  // Prints the last line, with the elapsed time. step() throws UsageError afterwards; a second finish() does
   // nothing.
   void finish();
 

@@ -1,9 +1,10 @@
-// Snapshots of a training run: what is needed to go on after a crash exactly where it stood.
+// Snapshots of a training run: everything needed to continue exactly where it was interrupted.
 //
-// A snapshot holds models, optimizers (state and options, by parameter name), the counters of learning-rate
-// schedulers, samplers, every rank's random generator, the epoch and step, and values of the user's own. It
-// is one safetensors file, written by rank 0, with a checksum over every byte; it appears under its name only
-// when it is whole and on the disk. Not in it: what communication hooks remember.
+// A snapshot contains models, optimizers (state and options, by parameter name), the counters of
+// learning-rate schedulers, samplers, the state of every rank's CPU random generator, the epoch and step, and
+// values of the user's own. It does not contain the state of communication hooks. It is one safetensors file,
+// written by rank 0, with a checksum over every byte. The file gets its name only when it is complete and on
+// disk.
 #pragma once
 
 #include <chrono>
@@ -28,12 +29,13 @@
 #include <lockstep/schedule.h>
 
 namespace torch::optim {
-class ReduceLROnPlateauScheduler;  // from LibTorch 2 on
+class ReduceLROnPlateauScheduler;  // since LibTorch 2
 }
 
 namespace lockstep {
 
-// Where a run stands: the epoch and step to begin with, and what else the program wants back.
+// The position of a run: the epoch and step at which to continue, and further values that the program wants
+// back.
 struct Position {
   int64_t epoch = 0;
   int64_t step = 0;
@@ -41,36 +43,37 @@ struct Position {
 };
 
 struct SnapshotOptions {
-  int keep = 3;  // the newest so many; 0 keeps all
-  // save() returns when the state is copied in memory; writing goes on in the background. At most one is
-  // under way; how it went is known at the next save(), at wait(), or in the log.
+  int keep = 3;  // how many of the newest snapshots to keep; 0 keeps all
+  // save() returns as soon as the state is copied in memory, and a thread writes the file. At most one write
+  // runs at a time. Its error is thrown by the next save() or by wait(), or logged by the destructor.
   bool async = false;
-  // Takes no lock: for programs that look at a run that another one may be writing.
+  // Does not lock the directory: for programs that inspect a run while another job writes to it.
   bool read_only = false;
 };
 
 struct SnapshotInfo {
   std::filesystem::path path;
-  int64_t sequence = 0;  // counts the snapshots of the directory
+  int64_t sequence = 0;  // the number of the snapshot in its directory
   Position position;
   int world_size = 0;  // of the job that wrote it
   uint64_t bytes = 0;
   std::chrono::system_clock::time_point saved;
 };
 
-// Whatever sets learning rates and can be in a snapshot: lockstep's schedulers and LibTorch's. Of those that
-// are derived from LRScheduler, as StepLR is and classes of your own may be, the count of steps is held.
+// A learning-rate scheduler that a snapshot can contain: lockstep's or LibTorch's. For classes derived from
+// LRScheduler (StepLR, or your own), the snapshot stores the step count.
 using AnyScheduler = std::variant<Scheduler*, ReduceLROnPlateau*, torch::optim::LRScheduler*,
                                   torch::optim::ReduceLROnPlateauScheduler*>;
 template <class Type>
 concept SnapshotScheduler = std::constructible_from<AnyScheduler, Type*>;
 
-// One thing that a snapshot holds, under a name; for programs with several models or optimizers:
+// A named part of a snapshot, for programs with several models or optimizers:
 //
 //   snapshots.save({{"generator", g}, {"critic", c}, {"adam_g", adam_g}, {"adam_c", adam_c}}, {.epoch = 3});
 //
-// A model named "" gives its tensors the module's names, any other prefixes them: "generator.fc1.weight".
-// Of a scheduler, its counters are held, and not what it does at which step: that is the program's.
+// The tensors of a model named "" have the names that the module gives them; any other model name is a
+// prefix: "generator.fc1.weight". For a scheduler, the snapshot stores its counters, but not its schedule,
+// which the program provides.
 class SnapshotPart {
  public:
   SnapshotPart(std::string name, const DdpBase& ddp) : name_(std::move(name)), thing_(ddp.model()) {}
@@ -95,24 +98,27 @@ class SnapshotPart {
   Thing thing_;
 };
 
-// The snapshots of one run, in one directory. All ranks of the group make one and make the same calls; only
-// rank 0 touches the directory, so the others need not see it.
+// The snapshots of one run, in one directory. All ranks of the group must create this object and make the
+// same calls. Only rank 0 accesses the directory, so the other ranks need no shared file system.
 //
-// Models are DistributedDataParallel, shared_ptr<Module> or module holders. Errors are the same on all ranks.
-// Where save() and resume() find that the options of an optimizer, or the counters of a scheduler, differ
-// between the ranks, they warn, naming the option.
+// A model is a DistributedDataParallel, a shared_ptr<Module> or a module holder. The constructor (unless
+// options.read_only), save(), resume() and wait() are collectives: they block until all ranks have called
+// them, and an error of one rank is thrown on all ranks. They also throw as every collective does
+// (PeerLostError, TimeoutError). save() and resume() log a warning if the options of an optimizer or the
+// counters of a scheduler differ between the ranks. Not thread-safe.
 class Snapshots {
  public:
-  // Makes the directory if need be. SnapshotError when another job writes to it.
+  // Creates the directory if necessary and locks it. Throws SnapshotError if another job has locked it.
   explicit Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGroup> group = default_group(),
                      SnapshotOptions options = {});
-  ~Snapshots();  // waits for what is being written
+  ~Snapshots();  // blocks until a running write has ended; logs its error
   Snapshots(Snapshots&&) noexcept;
   Snapshots& operator=(Snapshots&&) noexcept;
 
-  // When it returns, the snapshot is on the disk (unless options.async). SnapshotError if it cannot be
-  // written, or if the directory is no longer the one that was locked. A sampler is saved with its position
-  // if position.epoch is the epoch it is in, and at the beginning of position.epoch otherwise.
+  // Returns when the snapshot is on disk, or with options.async when the state is copied. If position.epoch
+  // is the sampler's epoch, the sampler's position is saved; otherwise the start of position.epoch. Throws
+  // SnapshotError if the file cannot be written, or if the directory is no longer the one that was locked;
+  // UsageError for a part that cannot be saved.
   void save(const std::vector<SnapshotPart>& parts, const Position& position = {});
   template <class Model>
   void save(const Model& model, const Position& position = {}) {
@@ -142,11 +148,12 @@ class Snapshots {
         position);
   }
 
-  // Takes the newest snapshot that is whole; damaged ones are passed over, with a warning. Zeros when there
-  // is none. Changes nothing when it throws: SnapshotError if all are damaged, if the newest cannot be read
-  // for another reason (it may be whole), or if it is one of another model. Parts of the snapshot that are
-  // not asked for are left out. Each rank's random generator goes on where it stood; ranks that the run did
-  // not have before keep theirs.
+  // Restores the newest intact snapshot and returns its position; skips damaged ones with a warning. Returns
+  // a default Position if there are none. Ignores parts of the snapshot that are not in `parts`. Each rank's
+  // random generator gets its saved state; ranks that the saved run did not have keep theirs.
+  //
+  // Throws SnapshotError if all snapshots are damaged, if the newest one cannot be read for another reason
+  // (it may be intact), or if it does not match the parts. Nothing has changed then.
   Position resume(const std::vector<SnapshotPart>& parts);
   template <class Model>
   Position resume(const Model& model) {
@@ -171,11 +178,12 @@ class Snapshots {
         {"", model}, {"optimizer", optimizer}, {"sampler", sampler}, {"scheduler", scheduler}});
   }
 
-  // Waits for what is being written, and throws if it failed. All ranks.
+  // Blocks until a running write has ended, and throws if it failed.
   void wait();
 
-  // What this process sees of the directory, oldest first. Only the headers are read; damaged ones are left
-  // out. SnapshotError if one cannot be read for another reason.
+  // The snapshots that this process finds in the directory, oldest first. Reads only their headers and skips
+  // damaged ones. Throws SnapshotError if one cannot be read for another reason. Neither function
+  // communicates.
   std::vector<SnapshotInfo> list() const;
   std::optional<SnapshotInfo> latest() const;
 

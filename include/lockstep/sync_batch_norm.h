@@ -1,4 +1,4 @@
-// Batch normalisation over the batches of all ranks together.
+// Batch normalization with statistics over the batches of all ranks.
 #pragma once
 
 #include <concepts>
@@ -10,22 +10,22 @@
 
 namespace lockstep {
 
-// From here on every BatchNorm1d/2d/3d in the module, and the module itself if it is one, takes its
-// statistics over the batches of all ranks of the group, whatever the size of each, empty ones included; in
-// training mode only. The layers stay where and what they are: their type, their parameters and their buffers
-// do not change. The gradients of weight and bias are those of this rank's batch; DistributedDataParallel
-// averages them like all others.
+// Converts every BatchNorm1d/2d/3d in the module, or the module itself if it is one. In training mode, a
+// converted layer computes its statistics over the batches of all ranks of the group, which may have
+// different sizes and may be empty. Its type, parameters and buffers do not change. The gradients of weight
+// and bias are those of this rank's batch; DistributedDataParallel averages them like all others.
 //
-// All ranks of the group must call it, with the same module, and while no other thread computes; afterwards
-// they must make the same training passes through it. A second call replaces the group. Clones of a converted
-// module are not converted.
+// A collective: all ranks of the group must call it with the same module, while no other thread computes.
+// Afterwards they must make the same training passes through the module. A second call replaces the group. A
+// clone of a converted module is not converted.
 //
-// A layer with neither weights nor running statistics has nothing to tell it by: UsageError. Only for the
-// CPU. A rank whose batch has exactly one value per channel gets LibTorch's own error about it before this
-// code is reached, even if the other ranks have more.
+// Throws UsageError for a null module or group, and for a layer with neither weights nor running statistics,
+// by which it could be recognized; MismatchError if the layers differ between the ranks. CPU only. If a
+// rank's batch has exactly one value per channel, LibTorch itself throws before lockstep is called, even if
+// the other ranks have more.
 void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
                             const std::shared_ptr<ProcessGroup>& group = default_group());
-// A module that no shared_ptr owns (`Net model;`).
+// For a module that no shared_ptr owns (`Net model;`). It must outlive its training passes.
 void convert_sync_batchnorm(torch::nn::Module& module,
                             const std::shared_ptr<ProcessGroup>& group = default_group());
 

@@ -1,12 +1,12 @@
-// Finds the tensors in what a module's forward returns: tensors, optionals, pairs and tuples, ranges
-// (vectors, arrays, maps: their values), and any nesting of these.
+// Finds the tensors in the return value of a module's forward. Searches tensors, optionals, pairs and tuples,
+// ranges (vectors, arrays, and the values of maps), and any nesting of these.
 //
 // For a type of your own, write in its namespace
 //
 //   template <class Visit>
 //   void visit_tensors(const Output& output, Visit&& visit) { visit(output.logits); visit(output.hidden); }
 //
-// where visit takes anything that tensors can be found in. Types that are not known hold no tensors.
+// where visit accepts every type that can be searched. Values of unknown types are taken to hold no tensors.
 #pragma once
 
 #include <optional>
@@ -44,7 +44,7 @@ concept RangeLike = requires(const T& value) {
   value.end();
 };
 
-// Gradients flow into tensors only; strings and numbers are not worth a walk.
+// Skips ranges of numbers (e.g. strings): they hold no tensors.
 template <class T>
 void find_tensors(const T& value, std::vector<at::Tensor>& found) {
   const auto visit = [&found](const auto& part) { find_tensors(part, found); };
@@ -63,7 +63,7 @@ void find_tensors(const T& value, std::vector<at::Tensor>& found) {
     std::apply([&](const auto&... parts) { (visit(parts), ...); }, value);
   } else if constexpr (RangeLike<T>) {
     using Part = std::remove_cvref_t<decltype(*value.begin())>;
-    // A range of its own kind (a filesystem path) would be walked for ever.
+    // A range of its own type (a filesystem path) would recurse without end.
     if constexpr (!std::is_arithmetic_v<Part> && !std::is_same_v<Part, T>) {
       for (const auto& part : value) visit(part);
     }

@@ -1,5 +1,5 @@
-// The small things that a training loop needs: the rule for the learning rate, clipping, seeds; and through
-// the headers below, metrics and decisions over all ranks, schedules and a progress bar.
+// Utilities for training loops: learning-rate scaling, gradient clipping and seeds. Also includes metrics and
+// decisions over all ranks, schedules and the progress bar.
 #pragma once
 
 #include <cstdint>
@@ -16,43 +16,44 @@
 
 namespace lockstep {
 
-// The linear scaling rule: base times the world size. For a base found with one process, when each rank keeps
-// that process's batch size, so that the batch of all ranks together has grown by the world size.
+// The linear scaling rule: base times the world size. Use it with a learning rate that was tuned for one
+// process, if each rank keeps that batch size, so that the global batch grows with the world size. Does not
+// communicate.
 double scaled_lr(double base, const ProcessGroup& group);
 double scaled_lr(double base, const std::shared_ptr<ProcessGroup>& group = default_group());
 
-// Scales the gradients so that their norm, over all of them as one vector, is at most max_norm, and returns
-// the norm that they had. As torch.nn.utils.clip_grad_norm_, and:
-// - Does not communicate. Call it between backward and optimizer.step(): the gradients are the average then,
-//   the same on all ranks, and the norm is too, bit for bit: it is summed in double and in an order that does
-//   not depend on the number of threads or (for norms 1, 2 and infinity) the kind of CPU.
-// - A parameter that is in the list twice counts once. Gradients may be undefined (left out), sparse, and of
+// Scales the gradients so that the norm of all of them together, as one vector, is at most max_norm. Returns
+// the norm before scaling. Like torch.nn.utils.clip_grad_norm_, but:
+// - Does not communicate. Call it after backward() and before optimizer.step(). The gradients are then
+//   averaged and the same on all ranks, and so is the norm, bit for bit: it is summed in double precision,
+//   in an order that does not depend on the number of threads or (for norms 1, 2 and infinity) on the CPU.
+// - A parameter that is listed twice counts once. Gradients may be undefined (ignored), sparse, and of
 //   different dtypes.
-// - An infinite max_norm only measures.
-// norm_type: above zero, or infinity for the largest absolute value; anything else is a UsageError. A norm
-// that is not finite spreads to all gradients, as PyTorch's does; with error_if_nonfinite it is an Error that
-// names the parameter, and nothing is scaled.
+// - With an infinite max_norm it only computes the norm.
+// norm_type: above zero, or infinity for the largest absolute value. Anything else, or a negative max_norm,
+// throws UsageError. A norm that is not finite makes all gradients non-finite, as in PyTorch; with
+// error_if_nonfinite it throws an Error that names the parameter, and scales nothing.
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2,
                        bool error_if_nonfinite = false);
 
 enum class Seeds {
-  PerRank,  // every rank has random numbers of its own; rank 0 those of torch::manual_seed(seed)
-  Same,     // all ranks have the same, those of torch::manual_seed(seed)
+  PerRank,  // different random numbers on every rank; rank 0 gets those of torch::manual_seed(seed)
+  Same,     // the same random numbers on all ranks: those of torch::manual_seed(seed)
 };
 
-// Seeds LibTorch's default generators (of the CPU and of all CUDA devices) and std::rand, and returns the
-// seed that this rank got, for generators of your own. Does not communicate.
+// Seeds LibTorch's default generators (of the CPU and of all CUDA devices) and std::rand. Returns this rank's
+// seed, for generators of your own. Does not communicate.
 //
-// To be called once, before the model is made, with the same seed on all ranks: dropout and augmentation then
-// differ from rank to rank, as they must for the ranks to be worth more than one, and
-// DistributedDataParallel makes the models equal by sending rank 0's. Use Seeds::Same where nothing does
-// that: InitSync::Verify or None, or a model that is used without DistributedDataParallel.
+// Call it once, before creating the model, with the same seed on all ranks. Dropout and augmentation then
+// differ from rank to rank, as they must for the ranks to contribute different gradients. The models still
+// start equal, because DistributedDataParallel broadcasts rank 0's. Use Seeds::Same if nothing broadcasts the
+// model: with InitSync::Verify or None, or without DistributedDataParallel.
 //
-// Rank 0 gets the seed itself: in a world of one this is torch::manual_seed(seed), so that a program that was
-// ported can be compared with the one it was, bit for bit. What the others get depends on the seed and their
-// rank, not on the world size, and no two ranks get the same.
-// A DistributedSampler has a seed of its own, which must be the same on all ranks: give it `seed`, not what
-// this returns.
+// Rank 0 gets the seed itself. In a world of one this is torch::manual_seed(seed), so a ported program can be
+// compared with the original, bit for bit. The seeds of the other ranks depend on the seed and the rank, not
+// on the world size, and all ranks' seeds differ.
+//
+// Pass `seed`, not the returned value, to a DistributedSampler: its seed must be the same on all ranks.
 uint64_t seed_everything(uint64_t seed, const ProcessGroup& group, Seeds seeds = Seeds::PerRank);
 uint64_t seed_everything(uint64_t seed, const std::shared_ptr<ProcessGroup>& group = default_group(),
                          Seeds seeds = Seeds::PerRank);

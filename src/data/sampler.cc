@@ -12,17 +12,17 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "data/epoch_samples.h"
 #include "data/look_ahead.h"
 #include "data/shard.h"
-#include "data/share.h"
 #include "data/uncounted.h"
 
 namespace lockstep {
 
+using data::EpochSamples;
 using data::LastRound;
 using data::LookAhead;
 using data::Shard;
-using data::Share;
 
 namespace {
 
@@ -36,7 +36,7 @@ ProcessGroup& checked(const std::shared_ptr<ProcessGroup>& group) {
     throw UsageError(
         base::compose({.what = "DistributedSampler got no process group",
                        .hint = "pass the group that init_process_group returned; new_group returns "
-                               "none to the ranks outside it"}));
+                               "null to ranks that are not members"}));
   }
   return *group;
 }
@@ -44,48 +44,49 @@ ProcessGroup& checked(const std::shared_ptr<ProcessGroup>& group) {
 void check_size(size_t dataset_size) {
   if (dataset_size <= static_cast<size_t>(std::numeric_limits<int64_t>::max())) return;
   throw UsageError(base::compose({.what = fmt::format("a dataset cannot have {} samples", dataset_size),
-                                  .hint = "this is what a negative number becomes as a size_t"}));
+                                  .hint = "a negative number converted to size_t has such a value"}));
 }
 
 int64_t read_integer(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
   if (archive.try_read(key, value) && value.isInt()) return value.toInt();
-  throw SnapshotError(base::compose({.what = "the archive holds no state of a lockstep::DistributedSampler",
-                                     .evidence = fmt::format("it has no integer \"{}\"", key),
-                                     .hint = "load what DistributedSampler::save has written"}));
+  throw SnapshotError(
+      base::compose({.what = "the archive does not hold the state of a lockstep::DistributedSampler",
+                     .evidence = fmt::format("it has no integer \"{}\"", key),
+                     .hint = "load an archive that DistributedSampler::save has written"}));
 }
 
 }  // namespace
 
 struct DistributedSampler::Impl {
-  // Whose word counts for what has been trained on.
+  // What counts as trained on.
   enum class Counting {
-    HandedOut,  // nobody's: what was handed out
-    Advance,    // the user's
-    Loader,     // that of a lockstep::DataLoader
+    HandedOut,  // everything handed out
+    Advance,    // what the user reports with advance()
+    Loader,     // what a lockstep::DataLoader reports
   };
 
-  std::mutex mutex;  // over everything below
+  std::mutex mutex;  // guards everything below
   const SamplerOptions options;
   const int world;
   const int rank;
   uint64_t dataset_size;
 
-  // The epoch, and from where in its order it is dealt.
+  // The current epoch, and the position in its order from which it is distributed.
   int64_t epoch = 0;
   uint64_t start = 0;
   uint64_t advanced = 0;
   Counting counting = Counting::HandedOut;
-  bool begun = false;  // `share` is of this epoch and start
+  bool begun = false;  // `samples` matches epoch and start
 
-  bool pointed = false;  // set_epoch() or restore() was called since the iteration began
+  bool pointed = false;  // set_epoch() or restore() was called since the iteration started
   bool ever_pointed = false;
 
-  std::optional<Share> share;    // the iteration under way
-  uint64_t handed_out = 0;       // of it
-  uint64_t counted_batches = 0;  // of it, by a DataLoader
-  bool passed = false;           // that the DataLoader has come to the end of
-  bool in_order = true;          // as the DataLoader's batches are
+  std::optional<EpochSamples> samples;  // of the current iteration
+  uint64_t handed_out = 0;              // in this iteration
+  uint64_t counted_batches = 0;         // in this iteration, by a DataLoader
+  bool passed = false;                  // a DataLoader has reached the end of this iteration
+  bool in_order = true;                 // the DataLoader returns its batches in order
   LookAhead look_ahead;
 
   bool warned_of_epoch = false;
@@ -104,10 +105,10 @@ struct DistributedSampler::Impl {
             .last_round = last_round(options)};
   }
 
-  Share share_from(uint64_t from) const {
-    // Wraps around as Python's manual_seed does for negative sums.
+  EpochSamples samples_from(uint64_t from) const {
+    // Wraps around for negative sums, as Python's manual_seed does.
     const auto seed = options.seed + static_cast<uint64_t>(epoch);
-    return Share(shard_from(from), options.shuffle ? std::optional(seed) : std::nullopt);
+    return EpochSamples(shard_from(from), options.shuffle ? std::optional(seed) : std::nullopt);
   }
 
   uint64_t position() const { return begun && counting == Counting::HandedOut ? handed_out : advanced; }
@@ -120,12 +121,12 @@ struct DistributedSampler::Impl {
     begun = false;
   }
 
-  // The user has said where to go on.
+  // The user has chosen an epoch or a position.
   void point() { pointed = ever_pointed = true; }
 
   void begin(uint64_t from) {
-    share.reset();  // not two at a time
-    share = share_from(from);
+    samples.reset();  // first, so that two are never in memory at once
+    samples = samples_from(from);
     start = from;
     advanced = handed_out = counted_batches = 0;
     begun = true;
@@ -133,26 +134,25 @@ struct DistributedSampler::Impl {
     look_ahead = {};
   }
 
-  // Another order was meant, but nobody has said so.
+  // Warns that a shuffled epoch is repeated because nobody has called set_epoch().
   void warn_of_epoch(std::string_view line) {
     if (!options.shuffle || options.exact || dataset_size < 2 || ever_pointed) return;
     if (std::exchange(warned_of_epoch, true)) return;
-    base::log_warn("{}",
-                   base::compose({.what = fmt::format("epoch {} is dealt again in the same order", epoch),
-                                  .where = where(),
-                                  .evidence = "set_epoch was not called",
-                                  .hint = std::string(line)}));
+    base::log_warn("{}", base::compose({.what = fmt::format("epoch {} is repeated in the same order", epoch),
+                                        .where = where(),
+                                        .evidence = "set_epoch was not called",
+                                        .hint = std::string(line)}));
   }
 
   template <class Value>
   void must_agree(const char* name, const Value& theirs, const Value& ours) const {
     if (theirs == ours) return;
     throw UsageError(base::compose(
-        {.what = "the sampler cannot go on from a state of another order of samples",
+        {.what = "the sampler cannot continue from the state of a different order of samples",
          .where = where(),
          .evidence = fmt::format("{} is {} in the state and {} here", name, theirs, ours),
          .hint =
-             fmt::format("make the DistributedSampler with the {} of the interrupted run, or begin anew with "
+             fmt::format("make the DistributedSampler with the {} of the interrupted run, or start over with "
                          "set_epoch",
                          name)}));
   }
@@ -162,11 +162,11 @@ struct DistributedSampler::Impl {
     must_agree("shuffle", state.shuffle, options.shuffle);
     if (state.shuffle) must_agree("seed", state.seed, options.seed);
     if (state.consumed > state.dataset_size) {
-      throw UsageError(base::compose({.what = "the sampler cannot go on from a state that is not whole",
-                                      .where = where(),
-                                      .evidence = fmt::format("it says that {} of {} samples are done",
-                                                              state.consumed, state.dataset_size),
-                                      .hint = "restore what DistributedSampler::state has returned"}));
+      throw UsageError(base::compose(
+          {.what = "the sampler cannot continue from an invalid state",
+           .where = where(),
+           .evidence = fmt::format("it counts {} of {} samples as used", state.consumed, state.dataset_size),
+           .hint = "restore a state that DistributedSampler::state has returned"}));
     }
   }
 };
@@ -189,7 +189,7 @@ DistributedSampler::DistributedSampler(size_t dataset_size, int num_replicas, in
   if (options.exact && options.drop_last) {
     throw UsageError(
         base::compose({.what = "DistributedSampler got both exact and drop_last",
-                       .hint = "exact deals every sample, drop_last leaves some out; choose one"}));
+                       .hint = "exact uses every sample, drop_last leaves some out; choose one"}));
   }
   check_size(dataset_size);
   impl_ = std::make_shared<Impl>(dataset_size, num_replicas, rank, options);
@@ -213,12 +213,12 @@ size_t DistributedSampler::size() const {
 
 std::vector<size_t> DistributedSampler::indices() const {
   const std::lock_guard lock(impl_->mutex);
-  std::optional<Share> fresh;
-  if (!impl_->begun) fresh = impl_->share_from(impl_->start);
-  const auto& share = fresh ? *fresh : *impl_->share;
+  std::optional<EpochSamples> fresh;
+  if (!impl_->begun) fresh = impl_->samples_from(impl_->start);
+  const auto& samples = fresh ? *fresh : *impl_->samples;
   std::vector<size_t> left;
-  left.reserve(share.size() - impl_->position());
-  for (size_t k = impl_->position(); k < share.size(); ++k) left.push_back(share[k]);
+  left.reserve(samples.size() - impl_->position());
+  for (size_t k = impl_->position(); k < samples.size(); ++k) left.push_back(samples[k]);
   return left;
 }
 
@@ -229,20 +229,19 @@ void DistributedSampler::reset(torch::optional<size_t> new_size) {
     check_size(*new_size);
     if (from != 0) {
       throw UsageError(base::compose(
-          {.what = "the dataset has changed its size, so the epoch cannot go on from where it was",
+          {.what = "the size of the dataset has changed, so the epoch cannot continue at its position",
            .where = impl_->where(),
            .evidence = fmt::format("{} of {} samples are done, and now there are {}", from,
                                    impl_->dataset_size, *new_size),
-           .hint = "go on with the dataset of the interrupted run, or with the next epoch (set_epoch)"}));
+           .hint = "use the dataset of the interrupted run, or continue with the next epoch (set_epoch)"}));
     }
     impl_->dataset_size = *new_size;
   }
-  // With a size given it is ChunkDataset, for which an iteration is a chunk.
-  if (impl_->begun && !new_size && impl_->handed_out > 0 && impl_->handed_out == impl_->share->size()) {
+  // ChunkDataset passes a size and starts an iteration for each chunk, so a repetition is normal there.
+  if (impl_->begun && !new_size && impl_->handed_out > 0 && impl_->handed_out == impl_->samples->size()) {
     impl_->warn_of_epoch(
-        "sampler.set_epoch(epoch) before each loop shuffles anew; lockstep::make_data_loader(dataset, "
-        "batch_size) "
-        "does it by itself");
+        "call sampler.set_epoch(epoch) before each loop to shuffle again; "
+        "lockstep::make_data_loader(dataset, batch_size) does so by itself");
   }
   if (impl_->counting == Impl::Counting::Loader) impl_->counting = Impl::Counting::HandedOut;
   impl_->begin(from);
@@ -255,13 +254,13 @@ torch::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size)
                                     .where = impl_->where(),
                                     .hint = "give the data loader a batch size of at least 1"}));
   }
-  if (!impl_->share) impl_->begin(impl_->consumed());
-  const auto& share = *impl_->share;
+  if (!impl_->samples) impl_->begin(impl_->consumed());
+  const auto& samples = *impl_->samples;
   auto& k = impl_->handed_out;
-  impl_->look_ahead.asked(k < share.size());
-  if (k == share.size()) return {};
-  std::vector<size_t> batch(std::min<size_t>(batch_size, share.size() - k));
-  for (auto& sample : batch) sample = share[k++];
+  impl_->look_ahead.asked(k < samples.size());
+  if (k == samples.size()) return {};
+  std::vector<size_t> batch(std::min<size_t>(batch_size, samples.size() - k));
+  for (auto& sample : batch) sample = samples[k++];
   return batch;
 }
 
@@ -276,18 +275,18 @@ void DistributedSampler::advance(size_t samples) {
     throw UsageError(base::compose(
         {.what = fmt::format("the sampler cannot advance by {} samples", samples),
          .where = fmt::format("{}, epoch {}", impl_->where(), impl_->epoch),
-         .evidence = "its loader is lockstep::make_data_loader's, which counts what the loop is handed",
-         .hint = "remove the call of sampler.advance()"}));
+         .evidence = "its loader was made by lockstep::make_data_loader, which counts by itself",
+         .hint = "remove the call to sampler.advance()"}));
   }
-  // Nobody trains on what a loader has not been given; by hand, with indices(), nothing is handed out.
+  // Only samples that the loader has requested can be trained on. With indices(), nothing is handed out.
   const bool by_loader = impl_->begun && impl_->handed_out > 0;
   const uint64_t most = by_loader ? impl_->handed_out : impl_->shard_from(impl_->start).size();
   if (impl_->advanced > most || samples > most - impl_->advanced) {
     throw UsageError(base::compose(
         {.what = fmt::format("the sampler cannot advance by {} samples", samples),
          .where = fmt::format("{}, epoch {}", impl_->where(), impl_->epoch),
-         .evidence = fmt::format("this rank {} {} samples, and {} are counted already",
-                                 by_loader ? "has been given" : "gets", most, impl_->advanced),
+         .evidence = fmt::format("this rank {} {} samples, of which {} are already counted",
+                                 by_loader ? "has received" : "gets", most, impl_->advanced),
          .hint = "pass the number of samples in this rank's batch; the last batch may be smaller"}));
   }
   impl_->advanced += samples;
@@ -299,8 +298,8 @@ void DistributedSampler::begin_pass(bool in_order) {
   if (impl_->begun && !impl_->pointed) {
     if (impl_->passed) {
       impl_->point_to(impl_->epoch + 1, 0);
-    } else if (impl_->counted_batches > 1) {  // one is a look at what a batch is like
-      impl_->warn_of_epoch("the last loop was left early; call loader->set_epoch(epoch) before each");
+    } else if (impl_->counted_batches > 1) {  // a program may fetch one batch just to inspect it
+      impl_->warn_of_epoch("the last loop was left early; call loader->set_epoch(epoch) before each loop");
     }
   }
   impl_->begin(impl_->begun ? 0 : impl_->consumed());
@@ -310,7 +309,7 @@ void DistributedSampler::begin_pass(bool in_order) {
 
 void DistributedSampler::count(size_t samples) {
   const std::lock_guard lock(impl_->mutex);
-  if (!impl_->begun) return;  // set_epoch() or restore() has left this pass behind
+  if (!impl_->begun) return;  // set_epoch() or restore() has ended this pass
   impl_->advanced += samples;
   ++impl_->counted_batches;
 }
@@ -318,7 +317,7 @@ void DistributedSampler::count(size_t samples) {
 void DistributedSampler::end_pass() {
   const std::lock_guard lock(impl_->mutex);
   if (!impl_->begun) return;
-  impl_->advanced = impl_->share->size();
+  impl_->advanced = impl_->samples->size();
   impl_->passed = true;
 }
 
@@ -336,19 +335,18 @@ void data::warn_if_uncounted(const DistributedSampler& sampler) {
   };
   if (impl.counting == Counting::HandedOut && impl.look_ahead.ahead()) {
     warn(
-        "the sampler's position in this snapshot is ahead of the training, so a resumed run would leave out "
+        "the sampler's position in this snapshot is ahead of the training, so a resumed run would skip "
         "samples",
-        fmt::format("its loader took several batches before the first was trained on, {} by now",
+        fmt::format("its loader requested several batches before the first was trained on, {} so far",
                     impl.look_ahead.batches()),
         "make the loader with lockstep::make_data_loader(dataset, sampler, options), or call "
         "sampler.advance(batch size) after each step");
   } else if (impl.counting == Counting::Loader && !impl.in_order && impl.advanced > 0 && !impl.passed) {
     warn(
-        "a run resumed from this snapshot takes as many steps as are left, but may repeat or leave out "
-        "samples "
-        "of this epoch",
-        "the loader's batches come in any order (enforce_ordering(false))",
-        "leave out enforce_ordering(false), or save between epochs");
+        "a run resumed from this snapshot makes the right number of steps, but may repeat or skip samples of "
+        "this epoch",
+        "the loader returns its batches out of order (enforce_ordering(false))",
+        "remove enforce_ordering(false), or save between epochs");
   }
 }
 

@@ -21,7 +21,7 @@ uint64_t Shard::size() const {
 
 uint64_t Shard::consumed(uint64_t k) const {
   if (k == 0) return start;
-  // Where the last round is uneven, a rank that has no more samples may not speak for those that have.
+  // If the last round is uneven, a rank may run out of samples before the others do.
   if (last_round != LastRound::Uneven && k >= size()) return dataset_size;
   return std::min(start + k * world, dataset_size);
 }

@@ -1,19 +1,19 @@
-// Which places of an epoch's order belong to a rank.
+// The positions in an epoch's order that belong to one rank.
 //
-// The order is a list of all samples. From `start` on, its places go round the ranks in turn. As round k
-// begins at start + k * world, an epoch interrupted between two rounds goes on unchanged when the rest is
-// dealt to the same world, and can as well be dealt to another.
+// The order lists all samples. From `start` on, its positions are assigned to the ranks in turn, one round
+// after another. Round k starts at start + k * world. An epoch that is interrupted between two rounds
+// therefore continues unchanged with the same number of ranks, and can continue with any other.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::data {
 
-// What becomes of a last round that has not a sample for every rank.
+// How to treat a last round that does not have a sample for every rank.
 enum class LastRound {
-  Pad,     // samples from the order's beginning fill it, over and over if it is short
-  Drop,    // it is left out
-  Uneven,  // the last ranks get none
+  Pad,     // fill it with samples from the start of the order, repeatedly if the order is short
+  Drop,    // leave it out
+  Uneven,  // the last ranks get no sample
 };
 
 struct Shard {
@@ -23,11 +23,12 @@ struct Shard {
   uint64_t rank = 0;
   LastRound last_round = LastRound::Pad;
 
-  // How many samples this rank gets.
+  // The number of samples that this rank gets.
   uint64_t size() const;
-  // Where in the order its sample k stands.
+  // The position of this rank's sample k in the order.
   uint64_t place(uint64_t k) const { return (start + k * world + rank) % dataset_size; }
-  // How much of the order is used up after k rounds: all of it after the last, however that was filled.
+  // The number of positions used after k rounds; all of them after the last round, even a padded or dropped
+  // one.
   uint64_t consumed(uint64_t k) const;
 };
 

@@ -1,12 +1,12 @@
-// For what saves a sampler's state.
+// A check for code that saves the state of a sampler.
 #pragma once
 
 #include <lockstep/sampler.h>
 
 namespace lockstep::data {
 
-// Warns, once for each sampler, if its position in the epoch is not what was trained on: samples were handed
-// to a loader's workers and advance() is not called, or they reach the loop out of order.
+// Logs a warning, once per sampler, if its position does not match the samples trained on: workers have
+// requested samples ahead and the program does not call advance(), or the loop receives batches out of order.
 void warn_if_uncounted(const DistributedSampler& sampler);
 
 }  // namespace lockstep::data

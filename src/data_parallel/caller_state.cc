@@ -3,7 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-// LibTorch 2.4 deprecates the names that are all that 1.13 has.
+// LibTorch 2.4 deprecates these names, but 1.13 has no others.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 namespace lockstep::data_parallel {
@@ -16,8 +16,8 @@ CallerState::Entered::Entered(const CallerState& state, const std::optional<c10:
     : guard_(state.state_) {
   at::autocast::set_autocast_cpu_dtype(state.cpu_dtype_);
   at::autocast::set_autocast_gpu_dtype(state.gpu_dtype_);
-  // Its cache of cast parameters belongs to the thread in LibTorch 1.13, and only the caller's is emptied
-  // when autocast ends: in this thread the next step would see this one's values.
+  // In LibTorch 1.13, each thread has its own cache of cast parameters, and the end of autocast clears only
+  // that of the calling thread. With the cache, this thread would use the values of an earlier step.
   at::autocast::set_autocast_cache_enabled(false);
   if (stream) stream_.emplace(*stream);
 }

@@ -1,5 +1,6 @@
-// What LibTorch keeps for each thread and a forward depends on: grad mode, inference mode, autocast, the
-// device and its stream. Taken from the calling thread, in force in another one for the life of an Entered.
+// The thread-local state of LibTorch that a forward depends on: grad mode, inference mode, autocast, and the
+// current device and stream. A CallerState is read in the calling thread and applies in another thread for
+// the lifetime of an Entered.
 #pragma once
 
 #include <optional>
@@ -17,7 +18,7 @@ class CallerState {
 
   class Entered {
    public:
-    // `stream` has its device with it; none: the CPU.
+    // `stream` also selects its device. None: the CPU.
     Entered(const CallerState& state, const std::optional<c10::Stream>& stream);
 
    private:
@@ -27,11 +28,12 @@ class CallerState {
 
  private:
   at::ThreadLocalState state_;
-  // ThreadLocalState has whether autocast is on, but not these. They need no restoring: every task sets them.
+  // ThreadLocalState records whether autocast is on, but not these dtypes. They are not restored, because
+  // every task sets them.
   c10::ScalarType cpu_dtype_, gpu_dtype_;
 };
 
-// The calling thread's current stream of a device that has streams.
+// The calling thread's current stream on a device that has streams.
 c10::Stream current_stream(c10::Device device);
 
 }  // namespace lockstep::data_parallel

@@ -54,12 +54,12 @@ std::vector<std::optional<at::Device>> devices_of(const DataParallelOptions& opt
   }
   if (!torch::cuda::is_available()) {
     refuse("CUDA devices were given, but CUDA is not available",
-           "this LibTorch was built without it, or there is no device or driver",
+           "this LibTorch was built without CUDA, or there is no device or driver",
            "leave .devices out to run replicas on the CPU");
   }
   if (options.replicas > 0 && options.replicas != static_cast<int>(options.devices.size())) {
     refuse(fmt::format("there are {} replicas for {} devices", options.replicas, options.devices.size()), "",
-           "leave .replicas out: there is one for each device");
+           "leave .replicas out: each device gets one");
   }
   std::vector<std::optional<at::Device>> devices;
   const auto count = static_cast<int>(torch::cuda::device_count());
@@ -73,7 +73,7 @@ std::vector<std::optional<at::Device>> devices_of(const DataParallelOptions& opt
   return devices;
 }
 
-// Says which replica it was wherever the type of the error allows it, and leaves the type alone.
+// Adds the number of the replica to the message if the type of the exception allows it. Keeps the type.
 std::exception_ptr with_replica(size_t replica, size_t replicas) {
   const auto where = fmt::format("in replica {} of {}", replica, replicas);
   try {
@@ -97,18 +97,18 @@ std::exception_ptr with_replica(size_t replica, size_t replicas) {
 
 namespace detail {
 
-at::Tensor part_of(const at::Tensor& tensor, const Share& share) {
+at::Tensor part_of(const at::Tensor& tensor, const Slice& slice) {
   if (!tensor.defined()) return tensor;
   auto part = tensor;
-  if (tensor.dim() > 0 && share.split.replicas > 1) {
-    const auto begin = static_cast<int64_t>(share.replica) * share.split.rows_each;
-    const auto rows = std::min(share.split.rows_each, share.split.rows - begin);
-    // A forward may change its input in place. Then autograd changes the base of a view, too, which must not
-    // be one that other replicas have.
+  if (tensor.dim() > 0 && slice.split.replicas > 1) {
+    const auto begin = static_cast<int64_t>(slice.replica) * slice.split.rows_each;
+    const auto rows = std::min(slice.split.rows_each, slice.split.rows - begin);
+    // A forward may change its input in place. Autograd then also updates the base of a view, so the replicas
+    // must not have views of the same base.
     part = tensor.requires_grad() && c10::GradMode::is_enabled() ? tensor.narrow(0, begin, rows).clone()
                                                                  : tensor.detach().narrow(0, begin, rows);
   }
-  return share.device ? part.to(*share.device, /*non_blocking=*/true) : part;
+  return slice.device ? part.to(*slice.device, /*non_blocking=*/true) : part;
 }
 
 at::Tensor join_tensors(const std::vector<at::Tensor>& parts) {
@@ -133,17 +133,17 @@ at::Tensor join_tensors(const std::vector<at::Tensor>& parts) {
   static std::once_flag warned;
   std::call_once(warned, [] {
     base::log_warn(
-        "DataParallel: outputs without dimensions are stacked, one for each replica; a loss needs .mean()");
+        "DataParallel: 0-dimensional outputs are stacked, one for each replica; a loss needs .mean()");
   });
   return at::stack(here);
 }
 
 void throw_unlike(const char* what) {
   throw UsageError(
-      base::compose({.what = "DataParallel: the outputs of the replicas do not fit together",
+      base::compose({.what = "DataParallel: the outputs of the replicas cannot be joined",
                      .evidence = fmt::format("their {} differ", what),
-                     .hint = "outputs must have the batch as first dimension and no other shape that "
-                             "depends on the data"}));
+                     .hint = "the first dimension of an output must be the batch, and no other shape may "
+                             "depend on the data"}));
 }
 
 void throw_unsplittable() {
@@ -157,20 +157,20 @@ void throw_unsplittable() {
 struct DataParallelBase::Impl {
   Impl(std::shared_ptr<torch::nn::Module> module, const DataParallelOptions& options)
       : replicas(std::move(module), devices_of(options)), pool(replicas.size(), [this] { begin_thread(); }) {
-    // What was set in the threads is also the default of threads to come: take it back.
+    // at::set_num_threads in a thread also changes the default for new threads: reset it.
     if (threads_each > 0) at::set_num_threads(threads_here);
   }
 
-  // Called in each thread of the pool. The constructor of the pool waits for it, so that the members above it
-  // are there.
+  // Runs in each thread of the pool. The pool's constructor waits for it, and the members declared before the
+  // pool are initialized by then.
   void begin_thread() const {
     if (threads_each == 0) return;
-    at::get_num_threads();  // the first call in a thread sets the default
+    at::get_num_threads();  // the first call in a thread applies the default
     at::set_num_threads(threads_each);
   }
 
   Replicas replicas;
-  // What the user has set is left alone.
+  // A number of threads that the user has set is left unchanged.
   const int threads_here = at::get_num_threads();
   const int threads_each = std::getenv("OMP_NUM_THREADS") != nullptr
                                ? 0
@@ -188,14 +188,14 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Da
   try {
     impl_ = std::make_unique<Impl>(std::move(module), options);
   } catch (const std::system_error& error) {
-    throw SystemError(base::compose({.what = "DataParallel: no threads for the replicas",
+    throw SystemError(base::compose({.what = "DataParallel: cannot start threads for the replicas",
                                      .evidence = error.what(),
                                      .hint = "ask for fewer replicas, or see ulimit -u"}));
   }
 }
 
 DataParallelBase::~DataParallelBase() {
-  // The threads of a parent process cannot be joined.
+  // After a fork, the threads exist only in the parent process and cannot be joined.
   if (impl_ && impl_->process != ::getpid()) impl_.release();  // NOLINT(bugprone-unused-return-value)
 }
 
@@ -225,7 +225,7 @@ detail::Split DataParallelBase::split_of(const std::vector<std::vector<at::Tenso
       }
       if (tensor.size(0) == *rows || impl_->replicas.size() == 1) continue;
       throw UsageError(base::compose(
-          {.what = "DataParallel: the arguments of forward cannot be split alike",
+          {.what = "DataParallel: the arguments of forward cannot be split in the same way",
            .evidence =
                fmt::format("argument {} has {} rows, argument {} has {}", first, *rows, i, tensor.size(0)),
            .hint =
@@ -246,12 +246,12 @@ bool DataParallelBase::is_direct(const detail::Split& split) const {
 }
 
 void DataParallelBase::run(const detail::Split& split,
-                           const std::function<void(torch::nn::Module&, const detail::Share&)>& body) {
+                           const std::function<void(torch::nn::Module&, const detail::Slice&)>& body) {
   if (impl_->process != ::getpid()) {
     throw UsageError(base::compose(
         {.what = "DataParallel: its threads are in another process",
          .evidence = fmt::format("it was made in process {}, this is {}", impl_->process, ::getpid()),
-         .hint = "make it after fork"}));
+         .hint = "make it after the fork"}));
   }
   if (impl_->pool.is_one_of_ours(std::this_thread::get_id())) {
     throw UsageError(base::compose({.what = "DataParallel: called from within its own forward",

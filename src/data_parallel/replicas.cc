@@ -24,11 +24,10 @@ using torch::nn::Module;
 
 constexpr const char* kCloneHint =
     "derive the module from torch::nn::Cloneable<Itself> and register parameters, buffers and modules in "
-    "reset(), or "
-    "override clone()";
+    "reset(), or override clone()";
 
-// clone() initialises the copy's parameters at random before it copies the values. The program's random
-// numbers are to be the same with and without DataParallel.
+// clone() initializes the copy's parameters at random before it copies the values. DataParallel must not
+// change the program's random numbers.
 class KeepRandomState {
  public:
   KeepRandomState() : state_(generator_.get_state()) {}
@@ -42,7 +41,7 @@ class KeepRandomState {
 };
 
 [[noreturn]] void throw_not_a_copy(const Module& module, const std::string& evidence) {
-  throw UsageError(base::compose({.what = "DataParallel: clone() of the module gives no true copy",
+  throw UsageError(base::compose({.what = "DataParallel: clone() of the module does not return a true copy",
                                   .where = module.name(),
                                   .evidence = evidence,
                                   .hint = kCloneHint}));
@@ -73,7 +72,7 @@ void check_same_names(const Module& module, const Tensors& ours, const Tensors& 
 }
 
 void link(const at::Tensor& tensor, const at::Tensor& copy, const std::optional<at::Device>& device) {
-  const auto source = device ? tensor.to(*device) : tensor;  // itself when it is there
+  const auto source = device ? tensor.to(*device) : tensor;  // the tensor itself if it is on that device
   copy.set_data(source);
   if (!source.is_inference()) {
     autograd::impl::set_version_counter(copy, autograd::impl::version_counter(source));
@@ -93,14 +92,14 @@ Replicas::Replicas(std::shared_ptr<Module> module, std::vector<std::optional<at:
           {.what = "DataParallel: the module is not on the first of the devices",
            .where = item.key(),
            .evidence = fmt::format("it is on {}, not on {}", item.value().device().str(), first->str()),
-           .hint = "module->to(device) first"}));
+           .hint = "call module->to(device) first"}));
     }
   }
   update(size());
 }
 
 void Replicas::update(size_t count) {
-  // Even a forward in inference mode is to leave copies that can be trained.
+  // Copies made during a forward in inference mode must be trainable as well.
   const c10::InferenceMode off(false);
   const auto modules = module_->modules();
   if (modules != copied_) copy(modules);
@@ -113,8 +112,8 @@ void Replicas::copy(const Modules& modules) {
     auto copy = copy_of(*module_, devices_[replica]);
     const auto parts = copy->modules();
     if (parts.size() != modules.size()) {
-      throw_not_a_copy(*module_, fmt::format("the module has {} modules in it, the copy {}",
-                                             modules.size() - 1, parts.size() - 1));
+      throw_not_a_copy(*module_, fmt::format("the module has {} submodules, the copy {}", modules.size() - 1,
+                                             parts.size() - 1));
     }
     for (size_t i = 0; i < parts.size(); ++i) {
       const auto &ours = *modules[i], &part = *parts[i];
@@ -122,12 +121,12 @@ void Replicas::copy(const Modules& modules) {
         throw_not_a_copy(*module_, fmt::format("the copy of a {} is a {}", ours.name(), part.name()));
       }
       if (&ours == &part) {
-        throw_not_a_copy(*module_, fmt::format("the copy has the same {} in it", ours.name()));
+        throw_not_a_copy(*module_, fmt::format("the copy contains the same {} object", ours.name()));
       }
     }
     check_same_names(*module_, module_->named_parameters(), copy->named_parameters());
     check_same_names(*module_, module_->named_buffers(), copy->named_buffers());
-    // From now on they require gradients by their place in the graph only.
+    // From now on they require gradients only through the gradient edges that link() sets.
     for (const auto& parameter : copy->parameters()) parameter.set_requires_grad(false);
     for (const auto& buffer : copy->buffers()) buffer.set_requires_grad(false);
     copies_.push_back(std::move(copy));
@@ -139,7 +138,7 @@ void Replicas::update_copy(size_t replica, const Modules& modules) {
   auto& copy = *copies_[replica - 1];
   const auto& device = devices_[replica];
 
-  // Parents come before their children: train() of a parent changes the children too.
+  // modules() lists parents before their children: train() of a parent also changes its children.
   const auto parts = copy.modules();
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i]->is_training() != modules[i]->is_training()) parts[i]->train(modules[i]->is_training());
@@ -155,7 +154,7 @@ void Replicas::update_copy(size_t replica, const Modules& modules) {
     if (buffer.requires_grad()) {
       link(buffer, buffer_copy, device);
     } else {
-      // New memory: an earlier forward's graph may still need the old values.
+      // New memory, because the graph of an earlier forward may still need the old values.
       buffer_copy.set_data(device && buffer.device() != *device ? buffer.to(*device) : buffer.clone());
     }
   }

@@ -1,12 +1,12 @@
 // The module and its copies.
 //
-// A copy has objects of its own, made by clone(), but not values of its own. Its parameters use the memory of
-// the module's (or a fresh copy of it on another device), count their versions with them, and have the
-// module's gradient accumulators as their places in the graph: what autograd finds for them goes into the
-// module's parameters, summed over the replicas, with nothing added to the graph. Its buffers are fresh
-// copies of the module's, since replicas write to them at the same time.
+// A copy consists of objects of its own, made by clone(), but its parameters use the memory of the module's
+// parameters (or a fresh copy of it on another device) and share their version counters. In the graph, they
+// are represented by the gradient accumulators of the module's parameters. So autograd adds the gradients of
+// all replicas to the module's parameters, without additional nodes in the graph. The buffers of a copy are
+// fresh copies, because the replicas write to them concurrently.
 //
-// Not thread-safe; the replicas must not run while they are brought up to date.
+// Not thread-safe. The replicas must not run during an update.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace lockstep::data_parallel {
 
 class Replicas {
  public:
-  // One for each device, the first being the module itself; no device: that of the module. Throws UsageError
-  // when the module cannot be copied.
+  // One replica per device; the first is the module itself. No device: that of the module. Throws UsageError
+  // if the module cannot be copied.
   Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<std::optional<at::Device>> devices);
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
@@ -28,9 +28,9 @@ class Replicas {
   const std::optional<at::Device>& device(size_t replica) const { return devices_[replica]; }
   torch::nn::Module& operator[](size_t replica) { return replica == 0 ? *module_ : *copies_[replica - 1]; }
 
-  // The next update() makes the copies anew.
+  // Makes the next update() create new copies.
   void forget() { copied_.clear(); }
-  // Makes the first `count` replicas do what the module would do.
+  // Copies the module's current state to the first `count` replicas.
   void update(size_t count);
 
  private:
@@ -42,7 +42,7 @@ class Replicas {
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<std::optional<at::Device>> devices_;
   Modules copies_;
-  Modules copied_;  // the module and all below it, as they were when the copies were made
+  Modules copied_;  // the module and its submodules at the time of copying
 };
 
 }  // namespace lockstep::data_parallel

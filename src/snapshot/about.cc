@@ -1,23 +1,18 @@
 #include "snapshot/about.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <utility>
 
 #include <torch/version.h>
+
+#include "snapshot/numbers.h"
 
 namespace lockstep::snapshot {
 
 using nlohmann::json;
 
 namespace {
-
-json number_to_json(double number) {
-  if (std::isfinite(number)) return number;
-  return {{"double", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
-}
 
 json to_json(const Position& position) {
   auto values = json::object();
@@ -33,14 +28,18 @@ json to_json(const Position& position) {
   return {{"epoch", position.epoch}, {"step", position.step}, {"values", values}};
 }
 
+[[noreturn]] void throw_value(std::string_view name, const json& value, const char* expected) {
+  throw DamagedError(base::compose(
+      {.what = "the snapshot does not describe a training run as lockstep does",
+       .evidence = fmt::format("its {} is {}, which is not {}", base::quote(name),
+                               base::printable(value.dump(-1, ' ', true).substr(0, 100)), expected),
+       .hint = "use another snapshot"}));
+}
+
 }  // namespace
 
 void throw_out_of_range(const char* name, const json& number) {
-  throw DamagedError(base::compose(
-      {.what = "the snapshot does not describe a training run as lockstep does",
-       .evidence = fmt::format("its {} is {}, which is no whole number in range", base::quote(name),
-                               base::printable(number.dump(-1, ' ', true).substr(0, 100))),
-       .hint = "use another snapshot"}));
+  throw_value(name, number, "a whole number in range");
 }
 
 void describe_run(json& about, const Position& position, int world_size) {
@@ -60,10 +59,10 @@ Position position_of(const json& about) {
         position.values[name] = value.get<std::string>();
       } else if (value.is_number_integer()) {
         position.values[name] = value.get<int64_t>();
+      } else if (const auto number = number_from_json(value)) {
+        position.values[name] = *number;
       } else {
-        position.values[name] =
-            value.is_object() ? std::strtod(value.at("double").get_ref<const std::string&>().c_str(), nullptr)
-                              : value.get<double>();
+        throw_value(name, value, "a number or a text");
       }
     }
     return position;
@@ -78,7 +77,7 @@ std::chrono::system_clock::time_point saved_of(const json& about) {
   using namespace std::chrono;
   return understood([&] {
     const milliseconds since_1970(whole_at<int64_t>(about, "saved_ms"));
-    // The clock counts smaller units, of which fewer fit.
+    // The clock counts in smaller units, so its range is smaller.
     constexpr auto kFirst = ceil<milliseconds>(system_clock::time_point::min().time_since_epoch());
     constexpr auto kLast = floor<milliseconds>(system_clock::time_point::max().time_since_epoch());
     return system_clock::time_point(std::clamp(since_1970, kFirst, kLast));
@@ -103,7 +102,7 @@ std::vector<std::pair<std::string, std::string>> schedulers_in(const json& about
     for (const auto& [name, scheduler] : about["schedulers"].items()) {
       auto text = scheduler.at("kind").get<std::string>();
       for (const auto& [counter, value] : scheduler.items()) {
-        if (counter != "kind") text += fmt::format(", {} {}", counter, value.dump());
+        if (counter != "kind") text += fmt::format(", {} {}", counter, readable(value));
       }
       all.emplace_back(name, std::move(text));
     }

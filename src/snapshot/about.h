@@ -1,7 +1,7 @@
-// What a snapshot says about its run beside the tensors: Document::about, which is JSON.
+// The description of the run that a snapshot stores beside its tensors: Document::about, in JSON.
 //
-// Another program may have written it, so reading trusts nothing: SnapshotError if it is not what it should
-// be.
+// Another program may have written it, so readers validate everything and throw DamagedError for what they do
+// not expect.
 #pragma once
 
 #include <chrono>
@@ -20,16 +20,16 @@
 
 namespace lockstep::snapshot {
 
-// Position, size and time of the run that is being saved.
+// Adds the position, world size and time of the run that is being saved.
 void describe_run(nlohmann::json& about, const Position& position, int world_size);
 
 Position position_of(const nlohmann::json& about);
 int world_size_of(const nlohmann::json& about);
 std::chrono::system_clock::time_point saved_of(const nlohmann::json& about);
-// The names and kinds of the optimizers in it.
+// The names and kinds of the optimizers.
 std::vector<std::pair<std::string, std::string>> optimizers_in(const nlohmann::json& about);
 
-// The names of the schedulers in it, each with its kind and counters: "torch::optim::StepLR, step_count 5".
+// The names of the schedulers, each with its kind and counters: "torch::optim::StepLR, step_count 5".
 std::vector<std::pair<std::string, std::string>> schedulers_in(const nlohmann::json& about);
 
 nlohmann::json to_json(const SamplerState& state);
@@ -37,7 +37,7 @@ SamplerState sampler_from(const nlohmann::json& state);
 
 [[noreturn]] void throw_out_of_range(const char* name, const nlohmann::json& number);
 
-// What stands there, if the type can hold it: JSON's numbers may be of any size, and not whole.
+// Reads an integer. Throws if the type cannot hold it: JSON numbers may have any size and a fraction.
 template <class Whole>
 Whole whole_at(const nlohmann::json& object, const char* name) {
   const auto& number = object.at(name);
@@ -48,7 +48,7 @@ Whole whole_at(const nlohmann::json& object, const char* name) {
   return number.get<Whole>();
 }
 
-// Calls `read`, whose errors of JSON become those of a file.
+// Returns read(). Converts errors of the JSON library to DamagedError.
 template <class Read>
 auto understood(const Read& read) {
   try {
@@ -57,7 +57,7 @@ auto understood(const Read& read) {
     throw DamagedError(
         base::compose({.what = "the snapshot does not describe a training run as lockstep does",
                        .evidence = base::printable(error.what()),
-                       .hint = "lockstep snapshot import takes files of other programs"}));
+                       .hint = "use lockstep snapshot import for files of other programs"}));
   }
 }
 

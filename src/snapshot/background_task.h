@@ -1,5 +1,5 @@
-// Something that is done in a thread of its own, by rank 0. A task that could not begin counts as one that is
-// done and has failed, so that its error takes the same way to all ranks as any other.
+// A task of rank 0 that runs in its own thread. If the thread cannot be started, get() throws the error, so
+// that it reaches all ranks in the same way as an error of the task.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,8 @@ class BackgroundTask {
  public:
   BackgroundTask() = default;
 
-  // prepare: runs here and returns what the thread does. Never throws: get() does.
+  // prepare: runs in the calling thread and returns the function that the new thread calls. start() does not
+  // throw; get() throws the errors of both.
   template <class Prepare>
   static BackgroundTask start(Prepare&& prepare) noexcept {
     BackgroundTask task;
@@ -30,12 +31,12 @@ class BackgroundTask {
     return task;
   }
 
-  // Something was started and get() has not been called.
+  // A task was started and get() has not been called.
   bool pending() const { return running_.valid() || failure_; }
   bool done_within(std::chrono::milliseconds time) const {
     return !running_.valid() || running_.wait_for(time) == std::future_status::ready;
   }
-  // Waits, and throws what the task threw.
+  // Blocks until the task has ended, and throws its error.
   void get() {
     if (running_.valid()) return running_.get();
     const auto failure = std::exchange(failure_, nullptr);
@@ -47,7 +48,7 @@ class BackgroundTask {
           base::compose({.what = "cannot start a thread to read or write snapshots",
                          .where = "rank 0",
                          .evidence = error.what(),
-                         .hint = "raise the limit on processes (ulimit -u, or that of the container)"}));
+                         .hint = "raise the limit on processes (ulimit -u, or the limit of the container)"}));
     }
   }
 

@@ -1,4 +1,4 @@
-// XXH3 with 128 bits over the bytes of a file, piece by piece.
+// The 128-bit XXH3 checksum of a file, computed incrementally.
 #pragma once
 
 #define XXH_INLINE_ALL
@@ -23,7 +23,7 @@ class Checksum {
 
   void add(const void* bytes, size_t count) { XXH3_128bits_update(state_.get(), bytes, count); }
 
-  // Hexadecimal, as xxh128sum prints it.
+  // In hexadecimal, as printed by xxh128sum.
   std::string digits() const {
     const auto hash = XXH3_128bits_digest(state_.get());
     return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);

@@ -22,6 +22,7 @@
 #include "base/printable.h"
 #include "data/uncounted.h"
 #include "snapshot/about.h"
+#include "snapshot/optimizer_parts.h"
 #include "snapshot/optimizer_state.h"
 #include "snapshot/scheduler_state.h"
 
@@ -36,16 +37,16 @@ constexpr const char* kSchedulers = "schedulers";
 std::string prefix_of(const std::string& model) { return model.empty() ? "" : model + "."; }
 std::string generator_name(int rank) { return fmt::format("generators/{}", rank); }
 
-// A model's tensors, each once, and the other names that shared ones have.
+// The tensors of a model, each once, and the further names of shared tensors.
 struct ModelTensors {
-  detail::NamedTensors tensors;
+  NamedTensors tensors;
   std::vector<std::pair<std::string, std::string>> aliases;
 };
 
 ModelTensors tensors_of(const detail::ModelView& model) {
   ModelTensors all;
   std::unordered_map<const void*, std::string> first_names;
-  const auto take = [&](const detail::NamedTensors& tensors) {
+  const auto take = [&](const NamedTensors& tensors) {
     for (const auto& [name, tensor] : tensors) {
       if (!tensor.defined()) continue;
       const auto [first, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
@@ -61,9 +62,9 @@ ModelTensors tensors_of(const detail::ModelView& model) {
   return all;
 }
 
-// Every model's parameters, by the names that the document has for them.
-detail::NamedTensors parameters_of(const std::vector<SnapshotPart>& parts) {
-  detail::NamedTensors all;
+// The parameters of all models, by their names in the document.
+NamedTensors parameters_of(const std::vector<SnapshotPart>& parts) {
+  NamedTensors all;
   for (const auto& part : parts) {
     const auto* model = std::get_if<detail::ModelView>(&part.thing());
     if (!model) continue;
@@ -83,7 +84,7 @@ void check_names(const Document& document) {
     if (names.insert(entry.name).second) continue;
     throw UsageError(base::compose(
         {.what = fmt::format("two tensors of the snapshot are named '{}'", base::printable(entry.name)),
-         .hint = "give the parts names that differ"}));
+         .hint = "give the parts different names"}));
   }
   try {
     document.about.dump();
@@ -116,11 +117,11 @@ const json& section(const json& about, const char* kind, const std::string& name
   return part == found->end() ? nothing : *part;
 }
 
-// For a run that was begun without a scheduler, and now has one.
+// For a run that has got a scheduler only now.
 constexpr const char* kAddedScheduler =
-    "if the run was saved without it so far, leave it out of this resume(), bring it to the steps done "
-    "(Scheduler::set_last_step; LibTorch's: step() that often, before resume()), and give it to save() from "
-    "now on; otherwise resume with the parts that were saved, under the same names";
+    "if the run was saved without it so far, leave it out of this resume(), advance it to the current step "
+    "(Scheduler::set_last_step; LibTorch's: call step() that often, before resume()), and give it to save() "
+    "from now on; otherwise resume with the parts that were saved, under the same names";
 
 [[noreturn]] void throw_missing(const json& about, const std::string& kind, const std::string& name) {
   std::vector<std::string> there;
@@ -135,7 +136,7 @@ constexpr const char* kAddedScheduler =
                                    : "resume with the parts that were saved, under the same names"}));
 }
 
-// For the command line, where a model without a name is the one that no --model asks for.
+// For the command line: without --model, the model with the empty name is meant.
 [[noreturn]] void throw_no_model(const json& about, const std::string& model) {
   std::vector<std::string> flags;
   std::vector<std::string> names;
@@ -163,11 +164,7 @@ std::string first_few(const std::vector<std::string>& lines) {
   return text;
 }
 
-std::string kind_of(const at::Tensor& tensor) {
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ", "));
-}
-
-// Not sparse, without memory, or with one element of memory for several of its own.
+// False for tensors that are sparse, have no memory, or have elements that share memory.
 bool can_be_written(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_meta()) return false;
   try {
@@ -178,24 +175,24 @@ bool can_be_written(const at::Tensor& tensor) {
   }
 }
 
-// The random state of a rank, or nothing if the snapshot has none for it.
+// The random state of a rank; nothing if the snapshot has none for it.
 std::optional<at::Tensor> generator_in(const Lookup& lookup, int rank) {
   const auto* state = lookup.find(generator_name(rank));
   if (!state) return std::nullopt;
   try {
-    at::detail::createCPUGenerator().set_state(
-        *state);  // what one of its kind takes, the program's takes too
+    // Tries it on a new generator of the same kind as the program's.
+    at::detail::createCPUGenerator().set_state(*state);
   } catch (const c10::Error& error) {
     throw SnapshotError(base::compose(
-        {.what = fmt::format("the snapshot's random state of rank {} cannot be used", rank),
-         .where = fmt::format("{} has the type and shape {}", generator_name(rank), kind_of(*state)),
+        {.what = fmt::format("the random state of rank {} in the snapshot cannot be used", rank),
+         .where = fmt::format("{} has the type and shape {}", generator_name(rank), describe(*state)),
          .evidence = error.what_without_backtrace(),
-         .hint = "use another snapshot, or the LibTorch that wrote this one"}));
+         .hint = "use another snapshot, or the version of LibTorch that wrote this one"}));
   }
   return *state;
 }
 
-// The pairs (where to, where from) of one model. Throws with everything that differs.
+// The pairs (destination, source) of one model. Throws an error that lists the differences.
 std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& part,
                                                            const detail::ModelView& model, const json& about,
                                                            const Lookup& lookup) {
@@ -208,7 +205,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
   std::vector<std::string> differences;
   const auto [tensors, own_aliases] = tensors_of(model);
-  for (const auto& [name, first] : own_aliases) unused.erase(name);  // Python's state dicts have these, too
+  for (const auto& [name, first] : own_aliases) unused.erase(name);  // Python's state dicts contain aliases
   for (const auto& [name, tensor] : tensors) {
     const auto stored = aliases.contains(name) ? aliases.at(name).get<std::string>() : name;
     unused.erase(stored);
@@ -217,10 +214,10 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
       differences.push_back(fmt::format("'{}' is not in the snapshot", name));
     } else if (!can_be_written(tensor)) {
       differences.push_back(
-          fmt::format("'{}' is no tensor here whose elements can be written one by one", name));
+          fmt::format("'{}' is not a dense tensor here with separate memory for each element", name));
     } else if (found->sizes() != tensor.sizes() || found->scalar_type() != tensor.scalar_type()) {
       differences.push_back(
-          fmt::format("'{}' is {} in the snapshot and {} here", name, kind_of(*found), kind_of(tensor)));
+          fmt::format("'{}' is {} in the snapshot and {} here", name, describe(*found), describe(tensor)));
     } else {
       pairs.emplace_back(tensor, *found);
     }
@@ -230,24 +227,24 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match_model(const SnapshotPart& p
   }
   if (!differences.empty()) {
     throw SnapshotError(
-        base::compose({.what = fmt::format("the snapshot is one of another model{}",
+        base::compose({.what = fmt::format("the snapshot is of another model{}",
                                            part.name().empty() ? "" : " than '" + part.name() + "'"),
                        .evidence = first_few(differences),
-                       .hint = "resume with the model that was saved, or begin anew in another directory"}));
+                       .hint = "resume with the model that was saved, or start over in another directory"}));
   }
   return pairs;
 }
 
-// A later epoch is the next one; an earlier one is most often a Position that was given none.
+// A later epoch is the next one. For an earlier one, the program has probably not set Position::epoch.
 void warn_if_going_back(int64_t sampler_epoch, int64_t epoch) {
   static std::atomic<bool> warned = false;
   if (epoch >= sampler_epoch || warned.exchange(true)) return;
-  base::log_warn("{}",
-                 base::compose({.what = fmt::format("a run resumed from this snapshot begins at epoch {}, "
-                                                    "from its beginning",
-                                                    epoch),
-                                .evidence = fmt::format("its sampler is in epoch {} now", sampler_epoch),
-                                .hint = "pass the epoch to save: {.epoch = epoch, .step = step}"}));
+  base::log_warn(
+      "{}", base::compose({.what = fmt::format("a run resumed from this snapshot starts at the beginning "
+                                               "of epoch {}",
+                                               epoch),
+                           .evidence = fmt::format("its sampler is in epoch {} now", sampler_epoch),
+                           .hint = "pass the epoch to save: {.epoch = epoch, .step = step}"}));
 }
 
 OptimizerState optimizer_in(const Document& document, const std::string& name, const json& about) {
@@ -322,7 +319,8 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
     const Lookup lookup(document);
     const auto parameters = parameters_of(parts);
     const bool imported = document.about.value("imported", false);
-    // A scheduler may set the rates of its optimizer, which are to be those that the snapshot has, if any.
+    // Restored first: a scheduler may set the learning rates of its optimizer, and those of the snapshot must
+    // win.
     std::vector<std::function<void()>> rates, changes;
     for (const auto& part : parts) {
       if (const auto* model = std::get_if<detail::ModelView>(&part.thing())) {
@@ -335,7 +333,7 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
       const auto* scheduler = std::get_if<AnyScheduler>(&part.thing());
       const char* kind = optimizer ? "optimizers" : scheduler ? kSchedulers : "samplers";
       const auto& saved = section(document.about, kind, part.name());
-      if (saved.is_null() && imported) continue;  // weights alone: what else there is begins afresh
+      if (saved.is_null() && imported) continue;  // an imported model: the other parts start afresh
       if (saved.is_null()) throw_missing(document.about, kind, part.name());
       if (optimizer) {
         changes.emplace_back(
@@ -379,12 +377,12 @@ std::vector<Entry> model_in(const Document& document, const std::string& model) 
   });
 }
 
-Document import_model(const detail::NamedTensors& tensors) {
+Document import_model(const NamedTensors& tensors) {
   Document document;
   auto& about = document.about;
   auto& model = about["models"][""];
   model = {{"tensors", json::array()}, {"aliases", json::object()}};
-  // A file may give one tensor any number of names, which would each take its bytes here.
+  // In a .pt file, one tensor may have any number of names. Storing it for each name could fill the disk.
   using View = std::tuple<const void*, at::ScalarType, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
   std::map<View, std::string> first_names;
   for (const auto& [name, tensor] : tensors) {

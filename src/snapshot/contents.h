@@ -1,4 +1,4 @@
-// Between the parts of a training run and the document that a file holds.
+// Converts between the parts of a training run and the document stored in a file.
 #pragma once
 
 #include <functional>
@@ -8,28 +8,30 @@
 #include <lockstep/snapshot.h>
 
 #include "snapshot/document.h"
+#include "snapshot/named_tensors.h"
 
 namespace lockstep::snapshot {
 
-// generators: the random state of each rank. The document refers to the live tensors.
+// generators: the random state of each rank. The document refers to the tensors of the parts; it does not
+// copy them.
 Document capture(const std::vector<SnapshotPart>& parts, const Position& position,
                  const std::vector<at::Tensor>& generators);
 
-// A document that later steps do not change.
+// A copy that later training steps do not change.
 Document copy_of(const Document& document);
 
-// Checks that the document fits the parts, and returns what puts its values there: nothing has changed until
-// that is called, and it only copies between memory that is there already, so that it does not fail halfway.
-// The document must live until then. Throws SnapshotError saying what does not fit.
+// Checks that the document matches the parts, and returns a function that restores them. Nothing changes
+// until that function is called. It only copies between memory that is already allocated, so it does not fail
+// halfway. The document must outlive it. Throws SnapshotError that names the differences.
 std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, const Document& document,
                                       int rank);
 
-// A model's tensors under the names that the module gives them, those of shared parameters too. SnapshotError
-// in the words of `lockstep snapshot export --model` if there is no such model.
+// The tensors of a model under the names that the module gives them, including the aliases of shared
+// parameters. Throws SnapshotError, worded for `lockstep snapshot export --model`, if there is no such model.
 std::vector<Entry> model_in(const Document& document, const std::string& model);
 
-// A snapshot of one model that another program trained. It has no optimizer and no sampler, and resuming from
-// it leaves those as they are. Tensors that are the same memory under several names are stored once.
-Document import_model(const detail::NamedTensors& tensors);
+// A document for one model that another program has trained. It has neither an optimizer nor a sampler;
+// resuming from it leaves those of the run unchanged. A tensor with several names is stored once.
+Document import_model(const NamedTensors& tensors);
 
 }  // namespace lockstep::snapshot

@@ -29,7 +29,7 @@ constexpr int64_t kMostSequence = 999'999'999'999;
 
 std::string name_of(int64_t sequence) { return fmt::format("{}{:08}{}", kBegin, sequence, kEnd); }
 
-// Nothing unless it is exactly how name_of() writes it.
+// The number in a name; nothing unless name_of() returns exactly this name for it.
 std::optional<int64_t> sequence_of(std::string_view name) {
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
   if (name.size() <= kBegin.size() + kEnd.size()) return std::nullopt;
@@ -40,7 +40,7 @@ std::optional<int64_t> sequence_of(std::string_view name) {
   return sequence;
 }
 
-// A hidden file that a writer of any snapshot left.
+// Whether it is a hidden file that the writer of any snapshot has left.
 bool is_leftover(std::string_view file) {
   const auto end = file.find(kEnd);
   if (end == std::string_view::npos || !file.starts_with('.')) return false;
@@ -64,7 +64,7 @@ std::vector<std::string> names_in(const fs::path& path) {
   if (error == std::errc::no_such_file_or_directory && !dangling) return {};
   if (error) {
     fail(fmt::format("cannot list the snapshots in {}", path.string()), error,
-         "it must be a directory that this user may read");
+         "use a directory that this user may read");
   }
   return names;
 }
@@ -78,10 +78,10 @@ void make_directory(const fs::path& path) {
   }
   fs::create_directories(path, error);
   if (error) {
-    fail(fmt::format("cannot make the directory {} for snapshots", path.string()), error,
+    fail(fmt::format("cannot create the directory {} for snapshots", path.string()), error,
          "use a directory that this user may write to");
   }
-  // The name of a new directory is on the disk only when its parent is.
+  // The entry of a new directory is on disk only after a sync of its parent.
   for (const auto& made : missing) {
     const base::Fd parent(::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (parent) ::fsync(parent.get());
@@ -93,9 +93,9 @@ void make_directory(const fs::path& path) {
 Directory::Directory(fs::path path) {
   if (path.empty()) {
     throw UsageError(
-        base::compose({.what = "the directory for snapshots has no name", .hint = "give one: \"run1\""}));
+        base::compose({.what = "the directory for snapshots has no name", .hint = "pass a path: \"run1\""}));
   }
-  // Absolute, so that a later change of the working directory does not matter.
+  // Absolute, so that the working directory may change later.
   path_ = fs::absolute(path).lexically_normal();
   if (!path_.has_filename() && path_.has_relative_path()) path_ = path_.parent_path();
 }
@@ -118,7 +118,7 @@ void Directory::lock() {
 }
 
 void Directory::check_lock() {
-  if (!lock_) throw UsageError("snapshots are written without the lock of their directory");
+  if (!lock_) throw UsageError("the directory must be locked before snapshots are written to it");
   lock_->check();
 }
 
@@ -138,7 +138,7 @@ void Directory::remove_old(int keep) {
   check_lock();
   if (keep <= 0) return;
   auto snapshots = list();
-  // What is no file, or cannot be seen just now, takes nobody's place and is left alone.
+  // Entries that are not files, or cannot be inspected now, are neither counted nor removed.
   std::erase_if(snapshots, [](const Numbered& snapshot) {
     std::error_code error;
     return !fs::is_regular_file(snapshot.path, error);
@@ -147,7 +147,7 @@ void Directory::remove_old(int keep) {
   for (const auto& old : snapshots) {
     std::error_code error;
     fs::remove(old.path, error);
-    // No reason to fail: the new one is written.
+    // Not an error: the new snapshot is written.
     if (error) base::log_warn("cannot remove the old snapshot {}: {}", old.path.string(), error.message());
   }
 }

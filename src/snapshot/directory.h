@@ -1,7 +1,7 @@
-// The directory of a run's snapshots: "snapshot-00000007.safetensors", numbered in the order they were
-// written.
+// The directory with the snapshots of a run: "snapshot-00000007.safetensors", numbered in the order of
+// writing.
 //
-// One writer at a time, which holds a lock; any number of readers, which hold none.
+// It has at most one writer, which holds a lock, and any number of readers, which do not.
 #pragma once
 
 #include <cstdint>
@@ -20,30 +20,29 @@ struct Numbered {
 
 class Directory {
  public:
-  // Touches nothing yet.
+  // Does not access the file system.
   explicit Directory(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
 
-  // Everything that is named as a snapshot, oldest first; whether it is a file, and whole, is seen when it is
-  // read. A directory that does not exist has none.
+  // All files named like a snapshot, oldest first. Does not open them, so they need not be regular files or
+  // intact. Empty for a directory that does not exist.
   std::vector<Numbered> list() const;
 
-  // Makes the directory if need be, takes the lock, and removes what killed writers left. SnapshotError if
-  // another writer holds the lock. The kernel releases it when this process and those it forked meanwhile are
-  // gone, however they ended.
+  // Creates the directory if necessary, locks it, and removes the files of killed writers. Throws
+  // SnapshotError if another writer holds the lock. The kernel releases the lock when this process and all
+  // children that it has forked meanwhile have ended, whatever the reason.
   void lock();
 
-  // To be called before each snapshot is written. SnapshotError if the lock no longer keeps others away: the
-  // directory is another one now, or another writer has taken it over. A lock file that was removed is made
-  // again.
+  // Call it before writing each snapshot. Throws SnapshotError if the lock no longer excludes other writers:
+  // the directory was replaced, or another writer has locked it. Restores a lock file that was removed.
   void check_lock();
 
-  // Where the next snapshot goes: one after the greatest number that is there.
+  // The path for the next snapshot: one above the highest number in the directory.
   std::filesystem::path next() const;
 
-  // Removes all but the newest `keep` files; none if it is 0. Needs the lock. To be called after a new one is
-  // written: never before, for that may fail.
+  // Removes all files but the newest `keep`; 0 removes none. Requires the lock. Call it only after the new
+  // snapshot is written, because writing may fail.
   void remove_old(int keep);
 
  private:

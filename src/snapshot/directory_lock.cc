@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kLockName = ".lock";
 
-// 0, or what stands in the way: EWOULDBLOCK if it is another holder.
+// 0, or the error: EWOULDBLOCK if another process holds the lock.
 int try_lock(const base::Fd& fd) {
   int locked = 0;
   do {
@@ -32,7 +32,7 @@ int try_lock(const base::Fd& fd) {
   return locked == 0 ? 0 : errno;
 }
 
-// 0 if what is open is what stands under the path; EEXIST if something else does, or why nothing can be seen.
+// 0 if the path leads to the open file, EEXIST if it leads to another one; otherwise the error of stat.
 int difference(const base::Fd& open, const std::filesystem::path& path) {
   struct stat ours = {}, theirs = {};
   if (::fstat(open.get(), &ours) != 0 || ::stat(path.c_str(), &theirs) != 0) return errno;
@@ -43,9 +43,9 @@ void describe_holder(const base::Fd& file) {
   const auto text =
       fmt::format("host {}, pid {}, since {:%Y-%m-%dT%H:%M:%SZ}\n", base::host_name(), ::getpid(),
                   fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
-  // On a full disk this may fail; the lock is held all the same.
+  // This may fail on a full disk. The lock is held nevertheless.
   if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) < 0) {
-    base::log_debug("the snapshots' lock does not say who holds it: {}", base::errno_text(errno));
+    base::log_debug("cannot write the owner to the snapshots' lock file: {}", base::errno_text(errno));
   }
 }
 
@@ -68,13 +68,13 @@ DirectoryLock::DirectoryLock(std::filesystem::path directory) : directory_path_(
                        .evidence = base::errno_text(errno),
                        .hint = "use a directory that this user may read and write"}));
   }
-  // Not every file server can lock a directory; the file is locked in any case.
+  // Not every file server can lock a directory. The file is locked in any case.
   if (try_lock(directory_) != EWOULDBLOCK && lock_file()) return;
   throw SnapshotError(
       base::compose({.what = fmt::format("another process writes snapshots to {}", directory_path_.string()),
                      .evidence = holder_in(directory_path_ / kLockName),
-                     .hint = "use another directory, or wait until that process has ended; to look only, "
-                             "open it read-only"}));
+                     .hint = "use another directory, or wait until that process has ended; to read only, "
+                             "open it with SnapshotOptions::read_only"}));
 }
 
 bool DirectoryLock::lock_file() {
@@ -90,14 +90,15 @@ bool DirectoryLock::lock_file() {
     }
     const int error = try_lock(file);
     if (error == EWOULDBLOCK) return false;
-    // Somebody may have removed it after it was opened: a lock on a file without a name keeps nobody away.
+    // The file may have been removed after it was opened. A lock on an unlinked file excludes nobody.
     if (difference(file, path) != 0 && attempt < kMostAttempts) continue;
     excludes_others_ = error == 0;
     if (excludes_others_) {
       describe_holder(file);
     } else {
       base::log_warn(
-          "the file system of {} has no locks ({}): make sure that only one job writes its snapshots there",
+          "the file system of {} does not support locks ({}): make sure that only one job writes snapshots "
+          "there",
           directory_path_.string(), base::errno_text(error));
     }
     file_ = std::move(file);
@@ -111,9 +112,9 @@ void DirectoryLock::check() {
         {.what = fmt::format("the snapshot directory {} is not the one that this job locked when it started",
                              directory_path_.string()),
          .where = "rank 0",
-         .evidence = error == EEXIST ? "it was made anew, or another one was put in its place"
-                                     : base::errno_text(error),
-         .hint = "put the directory back, or start the job again"}));
+         .evidence =
+             error == EEXIST ? "it was recreated, or replaced by another one" : base::errno_text(error),
+         .hint = "restore the directory, or start the job again"}));
   }
   const auto path = directory_path_ / kLockName;
   if (difference(file_, path) == 0) return;
@@ -124,7 +125,7 @@ void DirectoryLock::check() {
                        .where = "rank 0",
                        .evidence = fmt::format("{} was removed while this job ran, and is now locked by {}",
                                                path.string(), holder_in(path)),
-                       .hint = "stop one of the two jobs; do not remove the lock file of a job that runs"}));
+                       .hint = "stop one of the two jobs; do not remove the lock file of a running job"}));
   }
   base::log_warn("{} was removed while this job writes snapshots there; it is locked again", path.string());
 }

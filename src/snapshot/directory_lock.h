@@ -1,7 +1,7 @@
-// Keeps a directory of snapshots to one writer at a time.
+// Ensures that a directory of snapshots has at most one writer.
 //
-// Both the directory itself and the file ".lock" in it are locked. The file says who holds it, and works on
-// file servers that cannot lock a directory; the directory stays locked when somebody removes the file.
+// Locks both the directory itself and the file ".lock" in it. The file names the owner, and works on file
+// servers that cannot lock a directory. The lock on the directory survives the removal of the file.
 #pragma once
 
 #include <filesystem>
@@ -12,19 +12,19 @@ namespace lockstep::snapshot {
 
 class DirectoryLock {
  public:
-  // The directory must exist. SnapshotError if another process holds the lock: it says which.
+  // The directory must exist. Throws SnapshotError that names the owner if another process holds the lock.
   explicit DirectoryLock(std::filesystem::path directory);
 
-  // False on a file system without locks: the user was warned.
+  // False on a file system without locks, about which the user was warned.
   bool excludes_others() const { return excludes_others_; }
 
-  // Locks are held on what was opened, which need not be what stands under the path today. SnapshotError if
-  // the directory is gone or another one, or if another process holds its file by now. Makes a removed file
-  // anew.
+  // Checks that the path still leads to the directory and the file that were locked. Throws SnapshotError if
+  // the directory is gone or replaced, or if another process holds the lock file by now. Recreates a removed
+  // lock file.
   void check();
 
  private:
-  // False if another process holds it.
+  // False if another process holds the lock.
   bool lock_file();
 
   std::filesystem::path directory_path_;

@@ -1,4 +1,4 @@
-// What a snapshot holds, in memory.
+// The contents of a snapshot, in memory.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,14 +10,13 @@
 namespace lockstep::snapshot {
 
 struct Entry {
-  std::string name;   // UTF-8; each only once in a document
-  at::Tensor tensor;  // of a type that safetensors has a name for; any shape, {} and {0} too
+  std::string name;   // UTF-8, unique in the document
+  at::Tensor tensor;  // of a type that safetensors supports; any shape, including {} and {0}
 };
 
 struct Document {
   std::vector<Entry> tensors;
-  nlohmann::json
-      about;  // everything that is not a tensor. JSON has no NaN and no infinity: they become null.
+  nlohmann::json about;  // everything that is not a tensor; floating-point numbers as in numbers.h
 };
 
 }  // namespace lockstep::snapshot

@@ -15,18 +15,18 @@ at::Tensor make_tensor(const StoredFile& file, const TensorInfo& info) {
   try {
     return at::empty(info.shape, at::TensorOptions().dtype(info.dtype).device(at::kCPU));
   } catch (const c10::Error&) {
-    file.refuse(fmt::format("there is no memory for the {} bytes of {}", info.end - info.begin,
+    file.refuse(fmt::format("there is not enough memory for the {} bytes of {}", info.end - info.begin,
                             base::quote(info.name)),
                 "free memory, or use a machine with more");
   }
 }
 
-// Compilers may take a truth value for granted to be 0 or 1.
+// C++ code may assume that a bool is 0 or 1.
 void check_truth_values(const StoredFile& file, const TensorInfo& info, const at::Tensor& tensor) {
   if (info.dtype != at::kBool) return;
   const auto* bytes = static_cast<const uint8_t*>(tensor.data_ptr());
   if (std::any_of(bytes, bytes + tensor.nbytes(), [](uint8_t byte) { return byte > 1; })) {
-    file.damaged(fmt::format("truth values of {} are neither 0 nor 1", base::quote(info.name)));
+    file.damaged(fmt::format("the boolean tensor {} has values other than 0 and 1", base::quote(info.name)));
   }
 }
 

@@ -1,4 +1,4 @@
-// Reads a snapshot with its tensors. They never take more memory than the file has bytes.
+// Reads a snapshot including its tensors, which never take more memory than the file has bytes.
 #pragma once
 
 #include <filesystem>
@@ -8,8 +8,8 @@
 
 namespace lockstep::snapshot {
 
-// Whole and verified, in one pass over the bytes. The tensors are in the order they were written in. Throws
-// as StoredFile does, and SnapshotError when there is no memory for a tensor.
+// Reads and verifies the file in one pass. The tensors are in the order of the header. Throws the errors of
+// StoredFile, and SnapshotError if there is not enough memory for a tensor.
 Document read_file(const std::filesystem::path& path, Origin origin = Origin::Lockstep);
 
 }  // namespace lockstep::snapshot

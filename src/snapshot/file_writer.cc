@@ -18,11 +18,11 @@ namespace lockstep::snapshot {
 
 namespace {
 
-// Large enough that system calls cost nothing, small enough that the bytes are still in the cache when they
-// are written after the checksum went over them.
+// Large enough to make the cost of system calls negligible, small enough for the bytes to stay in the cache
+// between the checksum and the write.
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
-// Gathers small tensors to large writes, and takes the checksum of what goes by.
+// Combines small tensors into large writes, and computes the checksum of everything written.
 class Stream {
  public:
   explicit Stream(HiddenFile& file) : file_(file) { gathered_.reserve(kPieceBytes); }
@@ -41,7 +41,7 @@ class Stream {
     }
   }
 
-  // In row-major order whatever its strides, without a copy of the whole.
+  // In row-major order, whatever the strides, and without copying the whole tensor.
   void add(const at::Tensor& tensor) {
     const bool plain =
         tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -89,7 +89,7 @@ TensorInfo info_of(const Entry& entry, const std::filesystem::path& path) {
   const auto what = [&] { return fmt::format("its tensor {}", base::quote(entry.name)); };
   if (!tensor.defined()) refuse(path, what() + " is undefined", "leave it out");
   if (tensor.layout() != at::kStrided) refuse(path, what() + " is not dense", "save tensor.to_dense()");
-  if (tensor.is_meta()) refuse(path, what() + " has no values", "give it a device before saving");
+  if (tensor.is_meta()) refuse(path, what() + " has no values", "move it to a device before saving");
   if (tensor.dim() > static_cast<int64_t>(kMostDimensions)) {
     refuse(path, fmt::format("{} has more than {} dimensions", what(), kMostDimensions), "reshape it");
   }
@@ -102,8 +102,8 @@ TensorInfo info_of(const Entry& entry, const std::filesystem::path& path) {
   return {.name = entry.name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
 }
 
-// Where the bytes of each tensor go: those of wide types first, because some readers take tensors straight
-// from the file, and cannot where they are not aligned.
+// Assigns the offsets of the tensors: wide types first, because some readers map tensors directly from the
+// file and need them aligned.
 std::vector<size_t> lay_out(const Document& document, Header& header) {
   std::vector<size_t> order(document.tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -123,12 +123,12 @@ std::string about_text(const Document& document, const std::filesystem::path& pa
   try {
     text = document.about.dump();
   } catch (const nlohmann::json::exception& error) {
-    refuse(path, fmt::format("what it says about the run is no JSON: {}", error.what()),
+    refuse(path, fmt::format("the description of the run cannot be written as JSON: {}", error.what()),
            "use UTF-8 for all text");
   }
   if (text.size() > kMostAboutBytes) {
     refuse(path,
-           fmt::format("what it says about the run has {} bytes as JSON, of {} at most", text.size(),
+           fmt::format("the description of the run has {} bytes as JSON; the limit is {}", text.size(),
                        kMostAboutBytes),
            "store large data as tensors");
   }
@@ -138,7 +138,7 @@ std::string about_text(const Document& document, const std::filesystem::path& pa
 }  // namespace
 
 void write_file(const Document& document, const std::filesystem::path& path, const WriteProgress& progress) {
-  if (!path.has_filename()) refuse(path, "the path has no file name", "name a file, not a directory");
+  if (!path.has_filename()) refuse(path, "the path has no file name", "pass the path of a file");
   const at::NoGradGuard no_grad;
   Header header;
   for (const auto& entry : document.tensors) header.tensors.push_back(info_of(entry, path));
@@ -151,7 +151,7 @@ void write_file(const Document& document, const std::filesystem::path& path, con
   try {
     head = encode_header(header);
   } catch (const FormatError& error) {
-    refuse(path, error.what(), "give each tensor a name of its own, in UTF-8, other than __metadata__");
+    refuse(path, error.what(), "give each tensor a unique name, in UTF-8, other than __metadata__");
   }
 
   HiddenFile file(path, "the snapshot", head.size() + header.data_bytes(), progress);

@@ -1,4 +1,4 @@
-// Writes a snapshot so that it is either whole under its name or not there.
+// Writes a snapshot atomically: the file is either complete or absent.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,13 @@
 
 namespace lockstep::snapshot {
 
-// Blocks until the file and its name are on the disk. The bytes go to a hidden file in the same directory,
-// which takes the name at the end, replacing an older file. The directory must exist. The tensors may be
-// strided and on any device, and must not change meanwhile.
+// Blocks until the file and its name are on disk. Writes to a hidden file in the same directory and renames
+// it at the end, which replaces an older file. The directory must exist. The tensors may have any strides and
+// device, and must not change during the call.
 //
-// UsageError for a document that the format cannot hold; SnapshotError when the system refuses. Nothing is
-// left behind then, and what stood under the name before stands there still, unless only the very last step
-// failed: making sure of the name.
+// Throws UsageError for a document that the format cannot represent, SnapshotError if the system fails. The
+// hidden file is then removed, and an older file is unchanged. Only if the sync of the directory fails, after
+// the rename, the new file may have replaced it.
 void write_file(const Document& document, const std::filesystem::path& path,
                 const WriteProgress& progress = {});
 

@@ -1,10 +1,11 @@
-// What makes a safetensors file a snapshot: four texts in its metadata.
+// The metadata that makes a safetensors file a snapshot:
 //
-//   "checksum"        "xxh3-128:" and 32 digits: XXH3 with 128 bits over the whole file, these digits as
-//   zeros "format"          "pt", as other programs write it for tensors of PyTorch "format_version"  a whole
-//   number; files of a later one are refused "lockstep"        Document::about as JSON
+// - "checksum": "xxh3-128:" and 32 digits, the 128-bit XXH3 of the whole file with these digits set to zeros
+// - "format": "pt", as other programs write it for tensors of PyTorch
+// - "format_version": a whole number; newer versions than this one are rejected
+// - "lockstep": Document::about as JSON
 //
-// The metadata is sorted by key and comes first, so that the digits always stand at the same bytes.
+// The metadata is sorted by key and precedes the tensors, so the digits are always at the same offset.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ inline constexpr std::string_view kChecksumKind = "xxh3-128:";
 inline constexpr std::string_view kChecksumPrefix = R"({"__metadata__":{"checksum":"xxh3-128:)";
 inline constexpr uint64_t kChecksumOffset = kLengthBytes + kChecksumPrefix.size();
 
-// Bounds what a hostile file can make of memory: parsed JSON takes many times the room of its text.
+// Limits the memory that a hostile file can use: parsed JSON takes many times the size of its text.
 inline constexpr uint64_t kMostAboutBytes = uint64_t{16} << 20;
 inline constexpr int kMostAboutDepth = 100;
 

@@ -37,9 +37,9 @@ std::string hint_for(int error) {
     case EISDIR:
       return "a directory has this name: use another";
     case ENAMETOOLONG:
-      return "use a shorter name: the hidden file's is longer by 26 characters";
+      return "use a shorter name: that of the hidden file has 26 characters more";
     default:
-      return "look for errors of the disk or file server in the kernel's log (dmesg)";
+      return "check the kernel's log (dmesg) for errors of the disk or the file server";
   }
 }
 
@@ -111,8 +111,8 @@ void HiddenFile::create() {
   }
 }
 
-// A disk that is too full is found before anything is written to it. Where the file system cannot reserve
-// (NFS before 4.2, FUSE), it is found on the way: glibc's posix_fallocate would write the whole file there.
+// Detects a full disk before the first write. File systems that cannot reserve space (NFS before 4.2, FUSE)
+// report it during the writes. Not posix_fallocate, which would write the whole file there.
 void HiddenFile::reserve() {
   if (bytes_all_ == 0) return;
   if (::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes_all_)) == 0) return;
@@ -124,7 +124,7 @@ void HiddenFile::sync(const base::Fd& fd, const char* doing) {
   do {
     error = ::fsync(fd.get()) == 0 ? 0 : errno;
   } while (error == EINTR);
-  // Some file systems cannot do this for directories.
+  // Some file systems cannot sync directories.
   if (error != 0 && error != EINVAL) fail(doing, error);
 }
 
@@ -145,7 +145,7 @@ void HiddenFile::fail(const char* doing, int error) {
   throw SnapshotError(base::compose({.what = fmt::format("cannot {} {} {}", doing, kind_, path_.string()),
                                      .where = std::move(where),
                                      .evidence = base::errno_text(error),
-                                     .hint = hint_for(error) + "; what was there before is untouched"}));
+                                     .hint = hint_for(error) + "; an older file of this name is unchanged"}));
 }
 
 bool is_leftover_of(std::string_view file, std::string_view name) {

@@ -1,6 +1,6 @@
-// A file that takes its name only when it is whole. Until then it is hidden beside it, as
-// ".<name>.<digits>.partial", and it is removed if it never gets there; only a killed process leaves one
-// behind.
+// A file that gets its name only when it is complete. Until then it is a hidden file in the same directory,
+// ".<name>.<digits>.partial". The destructor removes it if it did not get its name; only a killed process
+// leaves one behind.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace lockstep::snapshot {
 
-// Called after each large write. What it throws ends the writing and leaves no file.
+// Called after each large write. If it throws, no file remains.
 using WriteProgress = std::function<void(uint64_t bytes_done, uint64_t bytes_all)>;
 
-// Throws SnapshotError when the system refuses, with `kind` and the path for its name.
+// Throws SnapshotError if the system fails. `kind` and the path name the file in the message.
 class HiddenFile {
  public:
-  // The directory must exist. `bytes_all`, when it is known, is reserved on the disk at once.
+  // The directory must exist. Reserves `bytes_all` on the disk if it is not 0.
   HiddenFile(const std::filesystem::path& path, std::string kind, uint64_t bytes_all = 0,
              WriteProgress progress = {});
   ~HiddenFile();
@@ -28,8 +28,7 @@ class HiddenFile {
 
   void append(const char* bytes, size_t count);
   void overwrite(uint64_t offset, std::string_view bytes);
-  // Replaces an older file of this name. The bytes reach the disk before the name does, and the name before
-  // this returns.
+  // Renames the file, replacing an older one. Blocks until first the bytes and then the name are on disk.
   void take_name();
 
  private:
@@ -46,7 +45,7 @@ class HiddenFile {
   base::Fd directory_, file_;
 };
 
-// Whether a file in a directory is what a killed writer of `name` would leave.
+// Whether `file` is the hidden file of a killed writer of `name`.
 bool is_leftover_of(std::string_view file, std::string_view name);
 
 }  // namespace lockstep::snapshot

@@ -26,21 +26,21 @@ void visit_counters(auto& state, auto&& visit) {
   visit("prev_loss", state.prev_loss());
 }
 
-// One tensor each. `vector`: with an element for each of the parameters' elements; otherwise one number.
+// Single tensors. `vector`: has one element for each element of all parameters; otherwise it is a scalar.
 void visit_tensors(auto& state, auto&& visit) {
   visit("d", state.d(), /*vector=*/true);
   visit("prev_flat_grad", state.prev_flat_grad(), true);
   visit("H_diag", state.H_diag(), false);
 }
 
-// As many tensors as it remembers iterations; a snapshot has them stacked.
+// Lists with one tensor per remembered iteration; a snapshot stores each list as one stacked tensor.
 void visit_histories(auto& state, auto&& visit) {
   visit("old_dirs", state.old_dirs(), /*vector=*/true);
   visit("old_stps", state.old_stps(), true);
   visit("ro", state.ro(), false);
 }
 
-// LBFGS refuses to be made with several groups, and without parameters it has no state.
+// LBFGS does not support several groups, and has no state without parameters.
 const std::vector<at::Tensor>& parameters_in(const torch::optim::Optimizer& optimizer) {
   return optimizer.param_groups().at(0).params();
 }
@@ -52,13 +52,13 @@ const LbfgsState* state_in(const torch::optim::Optimizer& optimizer) {
   return found == optimizer.state().end() ? nullptr : static_cast<const LbfgsState*>(found->second.get());
 }
 
-std::vector<std::string> names_in(const torch::optim::Optimizer& optimizer, const Names& names) {
+std::vector<std::string> names_in(const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   std::vector<std::string> all;
   for (const auto& parameter : parameters_in(optimizer)) all.push_back(names.of(parameter, 0));
   return all;
 }
 
-// The tensors of a snapshot, which must be as they are in this optimizer.
+// The tensors of a snapshot, which must match this optimizer.
 class SavedTensors {
  public:
   SavedTensors(const OptimizerState& state, const std::vector<at::Tensor>& parameters) {
@@ -70,7 +70,7 @@ class SavedTensors {
     like_ = parameters.front().options().dtype(type).requires_grad(false);
   }
 
-  // A copy, in memory of its own; undefined if there is none.
+  // Returns a copy and removes the tensor from the list; undefined if there is none.
   at::Tensor take(const char* slot, std::vector<int64_t> sizes) {
     const auto found = slots_.find(slot);
     if (found == slots_.end()) return {};
@@ -120,7 +120,7 @@ std::unique_ptr<LbfgsState> read_lbfgs_state(const json& counters, SavedTensors 
   }
   if (state->n_iter() > 0 &&
       !(state->d().defined() && state->H_diag().defined() && state->prev_flat_grad().defined())) {
-    throw_damaged("it has done iterations and lacks their direction, gradient or scale");
+    throw_damaged("it has made iterations, but lacks their direction, gradient or scale");
   }
   return state;
 }
@@ -131,7 +131,7 @@ struct LbfgsReplacement {
 };
 
 LbfgsReplacement read_lbfgs(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                            const Names& names) {
+                            const ParameterNames& names) {
   const auto saved_kind = state.about.at("kind").get<std::string>();
   if (saved_kind != LbfgsKind::kName)
     throw_other(LbfgsKind::kName, fmt::format("it is that of {}", saved_kind));
@@ -142,7 +142,7 @@ LbfgsReplacement read_lbfgs(const torch::optim::Optimizer& optimizer, const Opti
   check_group(LbfgsKind::kName, there, here, 0);
   if (here != there) {
     throw_other(LbfgsKind::kName,
-                "the parameters are in another order, and its vectors are of all parameters in order");
+                "the order of the parameters differs, and the vectors of LBFGS depend on it");
   }
   const auto& parameters = parameters_in(optimizer);
   LbfgsReplacement replacement{
@@ -153,7 +153,7 @@ LbfgsReplacement read_lbfgs(const torch::optim::Optimizer& optimizer, const Opti
   if (!state.about.contains(kCounters)) {
     tensors.check_all_taken();
   } else if (parameters.empty()) {
-    throw_damaged("it has a state, and no parameters");
+    throw_damaged("it has a state, but no parameters");
   } else {
     replacement.states[compat::state_key(parameters.front())] =
         read_lbfgs_state(state.about.at(kCounters), std::move(tensors));
@@ -163,7 +163,7 @@ LbfgsReplacement read_lbfgs(const torch::optim::Optimizer& optimizer, const Opti
 
 }  // namespace
 
-OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const Names& names) {
+OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   const auto parameters = names_in(optimizer, names);
   OptimizerState captured;
   captured.about = {
@@ -188,7 +188,7 @@ OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const Nam
 }
 
 std::function<void()> prepare_lbfgs(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                    const Names& names) {
+                                    const ParameterNames& names) {
   auto replacement = std::make_shared<LbfgsReplacement>();
   try {
     *replacement = read_lbfgs(optimizer, state, names);

@@ -1,7 +1,7 @@
-// The state of torch::optim::LBFGS: the directions and steps that it remembers, over all parameters as one
-// vector. It hangs on the first parameter, whose name it has in a snapshot.
+// The state of torch::optim::LBFGS: the directions and steps that it remembers, as vectors over all
+// parameters. LibTorch stores it under the first parameter, and so does a snapshot.
 //
-// Not in it: the coefficients `al`, which each iteration computes before it reads them.
+// The coefficients `al` are left out, because each iteration computes them before it reads them.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@
 
 namespace lockstep::snapshot {
 
-// As capture_optimizer and prepare_optimizer. The optimizer is a torch::optim::LBFGS.
-OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const Names& names);
+// Like capture_optimizer and prepare_optimizer, for a torch::optim::LBFGS.
+OptimizerState capture_lbfgs(const torch::optim::Optimizer& optimizer, const ParameterNames& names);
 std::function<void()> prepare_lbfgs(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                    const Names& names);
+                                    const ParameterNames& names);
 
 }  // namespace lockstep::snapshot

@@ -1,14 +1,13 @@
-// Tensors with their names, in order.
+// Tensors with their names, in order: the type in which detail::ModelView lists the parameters of a model.
+// The .pt files and the optimizer states use the same type, so nothing has to be converted.
+//
+// A Document has Entry records instead (document.h): these are what a file stores, with unique names.
 #pragma once
 
-#include <string>
-#include <utility>
-#include <vector>
-
-#include <ATen/core/Tensor.h>
+#include <lockstep/ddp.h>
 
 namespace lockstep::snapshot {
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using detail::NamedTensors;
 
 }  // namespace lockstep::snapshot

@@ -16,11 +16,12 @@ namespace lockstep::snapshot {
 
 namespace {
 
-// Tries the snapshots of a directory until one is taken: `take` returns true, or throws GoneError if a writer
-// has removed the file. False if all of a listing that is still true were tried.
+// Calls `take` with the snapshots of a directory, newest first, until it returns true. `take` throws
+// GoneError if a writer has removed the file. Returns false if it returned false for all files of a listing
+// that is still valid.
 //
-// A listing is not of one moment: a file that comes while another one goes may be missed together with it. So
-// nothing is concluded from one that the next does not repeat.
+// Listing a directory is not atomic: if one file is added and another removed meanwhile, the listing may
+// contain neither. So a listing is trusted only if the next one is the same.
 bool take_first(const Directory& directory, const std::function<bool(const std::filesystem::path&)>& take) {
   constexpr int kMostListings = 1000;
   std::optional<std::vector<int64_t>> tried;
@@ -39,7 +40,7 @@ bool take_first(const Directory& directory, const std::function<bool(const std::
     }
   }
   throw SnapshotError(
-      base::compose({.what = fmt::format("the snapshots in {} come and go faster than they can be opened",
+      base::compose({.what = fmt::format("the snapshots in {} are replaced faster than they can be opened",
                                          directory.path().string()),
                      .hint = "keep more of them (SnapshotOptions::keep), or save less often"}));
 }
@@ -56,21 +57,21 @@ std::optional<Document> read_newest(const Directory& directory) {
       base::log_debug("resuming from {}", path.string());
       return true;
     } catch (const DamagedError& error) {
-      if (damaged.insert(path).second) base::log_warn("passing over a damaged snapshot: {}", error.what());
+      if (damaged.insert(path).second) base::log_warn("skipping a damaged snapshot: {}", error.what());
       if (evidence.empty()) evidence = error.what();
       return false;
     } catch (const GoneError&) {
       throw;
     } catch (const SnapshotError& error) {
       throw SnapshotError(
-          fmt::format("{}; to go on from an older snapshot, move this one elsewhere", error.what()));
+          fmt::format("{}; to continue from an older snapshot, move this one elsewhere", error.what()));
     }
   });
   if (!found && !damaged.empty()) {
-    throw SnapshotError(base::compose({.what = fmt::format("none of the {} snapshots in {} is whole",
+    throw SnapshotError(base::compose({.what = fmt::format("none of the {} snapshots in {} is intact",
                                                            damaged.size(), directory.path().string()),
                                        .evidence = evidence,
-                                       .hint = "begin anew in another directory, or remove these files"}));
+                                       .hint = "start over in another directory, or remove these files"}));
   }
   return document;
 }

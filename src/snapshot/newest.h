@@ -1,4 +1,4 @@
-// The newest snapshot of a directory, also while a writer adds new ones there and removes old ones.
+// Finds the newest snapshot in a directory, even while a writer adds and removes snapshots.
 #pragma once
 
 #include <filesystem>
@@ -10,13 +10,13 @@
 
 namespace lockstep::snapshot {
 
-// The newest that is whole: damaged ones are passed over, with a warning. Nothing if there is none at all;
-// SnapshotError if all are damaged. It is also thrown when one cannot be read for another reason: that one
-// may be whole, and to pass over it would be to lose what it holds.
+// Reads the newest intact snapshot; skips damaged ones with a warning. Returns nothing if there are no
+// snapshots. Throws SnapshotError if all are damaged, or if one cannot be read for another reason: it may be
+// intact, and skipping it would lose its state.
 std::optional<Document> read_newest(const Directory& directory);
 
-// Calls `use` with the path of the newest, and again with that of then if the writer has removed it
-// meanwhile. False if there is none.
+// Calls `use` with the path of the newest snapshot. If `use` throws GoneError because the writer has removed
+// the file, calls it again with the new newest one. Returns false if there are no snapshots.
 bool with_newest(const Directory& directory, const std::function<void(const std::filesystem::path&)>& use);
 
 }  // namespace lockstep::snapshot

@@ -1,8 +1,9 @@
-// What each optimizer of LibTorch keeps: the options of a group, and the slots of a parameter's state.
+// The options of a parameter group and the state of a parameter, for each optimizer of LibTorch.
 //
-// A kind visits its options and slots by name; the same list serves to capture and to restore. A slot is a
-// tensor or the step counter, and says whether the optimizer needs it under these options. LBFGS has one
-// state for all parameters together, which lbfgs_state.h knows.
+// A kind visits its options and its slots by name; capturing and restoring use the same list. A slot is one
+// value in the state of a parameter: a tensor or the step counter. The last argument of a visit tells whether
+// the optimizer needs the slot with these options. LBFGS has one state for all parameters, which
+// lbfgs_state.h handles.
 #pragma once
 
 #include <torch/optim/adagrad.h>

@@ -1,14 +1,12 @@
 #include "snapshot/optimizer_parts.h"
 
 #include <algorithm>
-#include <bit>
-#include <charconv>
-#include <cmath>
 #include <fmt/ranges.h>
 #include <iterator>
 
 #include "base/error_text.h"
 #include "base/printable.h"
+#include "snapshot/numbers.h"
 
 namespace lockstep::snapshot {
 
@@ -26,35 +24,34 @@ std::string quote_names(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Names::Names(const NamedTensors& names) {
+ParameterNames::ParameterNames(const NamedTensors& names) {
   for (const auto& [name, tensor] : names) {
     if (!tensor.defined()) continue;
     first_.emplace(tensor.unsafeGetTensorImpl(), name);
     const auto [known, is_new] = parameters_.emplace(name, tensor);
     if (is_new || known->second.is_same(tensor)) continue;
     throw UsageError(base::compose({.what = fmt::format("two parameters are named '{}'", name),
-                                    .hint = "give the models names that differ"}));
+                                    .hint = "give the models different names"}));
   }
 }
 
-const std::string& Names::of(const at::Tensor& parameter, size_t group) const {
+const std::string& ParameterNames::of(const at::Tensor& parameter, size_t group) const {
   const auto name = first_.find(parameter.unsafeGetTensorImpl());
   if (name != first_.end()) return name->second;
   throw UsageError(base::compose(
       {.what = "a parameter of the optimizer is in no model of the snapshot",
        .where = fmt::format("group {}, {} [{}]", group, c10::toString(parameter.scalar_type()),
                             fmt::join(parameter.sizes(), ", ")),
-       .hint =
-           "register it in the module (register_parameter), or give the module that holds it to the "
-           "snapshot too; a module moved or converted after the optimizer was made holds other tensors"}));
+       .hint = "register it in the module (register_parameter), or add the module that holds it to the "
+               "snapshot; a module moved or converted after the optimizer was made holds other tensors"}));
 }
 
-std::string Names::canonical(const std::string& name) const {
+std::string ParameterNames::canonical(const std::string& name) const {
   const auto parameter = parameters_.find(name);
   return parameter == parameters_.end() ? name : first_.at(parameter->second.unsafeGetTensorImpl());
 }
 
-std::vector<std::string> Names::canonical_all(const json& names) const {
+std::vector<std::string> ParameterNames::canonical_all(const json& names) const {
   std::vector<std::string> all;
   for (const auto& name : names) all.push_back(canonical(name.get<std::string>()));
   return all;
@@ -65,7 +62,7 @@ std::vector<std::string> Names::canonical_all(const json& names) const {
       {.what = fmt::format("the snapshot's optimizer state does not fit this {} optimizer", kind),
        .evidence = base::printable(evidence),
        .hint = "make the optimizer as it was when the snapshot was written: the same kind, groups and "
-               "parameters; or begin with a fresh one by leaving it out of resume()"}));
+               "parameters; or start with a fresh one by leaving it out of resume()"}));
 }
 
 [[noreturn]] void throw_damaged(const std::string& evidence) {
@@ -81,29 +78,18 @@ std::string describe(const at::Tensor& tensor) {
 json value_to_json(bool value) { return value; }
 json value_to_json(int64_t value) { return value; }
 json value_to_json(const std::string& value) { return value; }
-json value_to_json(double value) {
-  if (std::isfinite(value)) return value;
-  return fmt::format("{:#018x}", std::bit_cast<uint64_t>(value));
-}
+json value_to_json(double value) { return number_to_json(value); }
 
 void value_from_json(const json& saved, bool& value) { value = saved.get<bool>(); }
 void value_from_json(const json& saved, std::string& value) { value = saved.get<std::string>(); }
 void value_from_json(const json& saved, int64_t& value) {
-  if (!saved.is_number_integer()) throw_damaged(fmt::format("{} is no whole number", saved.dump()));
+  if (!saved.is_number_integer()) throw_damaged(fmt::format("{} is not a whole number", saved.dump()));
   value = saved.get<int64_t>();
 }
 void value_from_json(const json& saved, double& value) {
-  if (!saved.is_string()) {
-    value = saved.get<double>();
-    return;
-  }
-  const auto text = saved.get<std::string>();
-  uint64_t bits = 0;
-  const auto* end = text.data() + text.size();
-  if (!text.starts_with("0x") || std::from_chars(text.data() + 2, end, bits, 16).ptr != end) {
-    throw_damaged(fmt::format("'{}' is no number", text));
-  }
-  value = std::bit_cast<double>(bits);
+  const auto number = number_from_json(saved);
+  if (!number) throw_damaged(fmt::format("{} is not a number", saved.dump()));
+  value = *number;
 }
 
 void check_group(const char* kind, std::vector<std::string> there, std::vector<std::string> here,

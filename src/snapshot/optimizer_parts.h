@@ -1,4 +1,4 @@
-// What the states of all kinds of optimizers share: the names of parameters, the options of groups, and the
+// Common to the states of all kinds of optimizers: the names of parameters, the options of groups, and the
 // errors.
 #pragma once
 
@@ -18,13 +18,13 @@
 
 namespace lockstep::snapshot {
 
-// A parameter by its name, and its first name by the parameter.
-class Names {
+// Maps names to parameters, and parameters to their first names.
+class ParameterNames {
  public:
-  explicit Names(const NamedTensors& names);
+  explicit ParameterNames(const NamedTensors& names);
 
   const std::string& of(const at::Tensor& parameter, size_t group) const;
-  // The first name of the parameter that has this one; an unknown name stays as it is.
+  // The first name of the parameter with this name; an unknown name is returned unchanged.
   std::string canonical(const std::string& name) const;
   std::vector<std::string> canonical_all(const nlohmann::json& names) const;
 
@@ -38,7 +38,7 @@ class Names {
 
 std::string describe(const at::Tensor& tensor);
 
-// Values of options. A number that JSON lacks (infinite, not a number) is the text of its bits.
+// The values of options; for numbers see numbers.h.
 nlohmann::json value_to_json(bool value);
 nlohmann::json value_to_json(int64_t value);
 nlohmann::json value_to_json(double value);
@@ -79,7 +79,7 @@ nlohmann::json options_to_json(const torch::optim::OptimizerParamGroup& group) {
   return saved;
 }
 
-// `options` with the values that were saved.
+// Returns `options` with the saved values.
 template <class Kind>
 typename Kind::Options read_options(const nlohmann::json& saved, typename Kind::Options options,
                                     size_t group) {
@@ -94,7 +94,7 @@ typename Kind::Options read_options(const nlohmann::json& saved, typename Kind::
                                        saved.dump(), known));
 }
 
-// Throws unless both have the same parameters, in any order.
+// Throws unless both lists contain the same parameters, in any order.
 void check_group(const char* kind, std::vector<std::string> there, std::vector<std::string> here,
                  size_t group);
 

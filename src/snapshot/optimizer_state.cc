@@ -25,10 +25,10 @@ using nlohmann::json;
 
 namespace {
 
-// Calls `action` with the optimizer's kind. False if it is none of those that are known.
+// Calls `action` with the kind of the optimizer. Returns false if the kind is unknown.
 template <class Action>
 bool with_kind(const torch::optim::Optimizer& optimizer, Action&& action) {
-  // The type itself, not one derived from it: that may keep more than we know of.
+  // Not dynamic_cast: a derived class may have additional state that would be lost.
   const auto& type = typeid(optimizer);
   const auto try_kind = [&](auto kind) {
     if (type != typeid(typename decltype(kind)::Optimizer)) return false;
@@ -46,13 +46,13 @@ constexpr bool kIsLbfgs = std::is_same_v<Kind, LbfgsKind>;
   throw UsageError(base::compose(
       {.what = fmt::format("snapshots do not know the optimizer {}", c10::demangle(typeid(optimizer).name())),
        .hint = "use torch::optim::SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS; or leave it out of the "
-               "snapshot, keep it with torch::save and torch::load, and snapshot the rest"}));
+               "snapshot, and save it with torch::save and load it with torch::load"}));
 }
 
 // Capturing
 
 template <class Kind>
-OptimizerState capture(const torch::optim::Optimizer& optimizer, const Names& names) {
+OptimizerState capture_kind(const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   OptimizerState captured;
   auto& about = captured.about;
   about = {{"kind", Kind::kName}, {"groups", json::array()}, {"steps", json::object()}};
@@ -73,7 +73,8 @@ OptimizerState capture(const torch::optim::Optimizer& optimizer, const Names& na
           if (value.layout() != at::kStrided) {
             throw UsageError(base::compose(
                 {.what = fmt::format(
-                     "the optimizer's {} of '{}' is sparse, and a snapshot holds dense tensors", slot, name),
+                     "the optimizer's {} of '{}' is sparse, but a snapshot stores dense tensors only", slot,
+                     name),
                  .hint = "train parameters with sparse gradients without momentum"}));
           }
           captured.tensors.emplace_back(fmt::format("{}/{}", name, slot), value);
@@ -89,7 +90,7 @@ OptimizerState capture(const torch::optim::Optimizer& optimizer, const Names& na
 
 // Restoring
 
-// What the snapshot has for one parameter, until it is taken.
+// The saved values of one parameter; read_state() removes those that it uses.
 struct Saved {
   std::map<std::string, at::Tensor> slots;
   std::optional<int64_t> step;
@@ -104,14 +105,14 @@ struct Fitting {
   std::unique_ptr<typename Kind::State> state;
 };
 
-// What the optimizer is to hold. The tensors are still the snapshot's.
+// The new state of the optimizer. Its tensors are still those of the snapshot.
 template <class Kind>
 struct Prepared {
   std::vector<typename Kind::Options> options;  // of each group
   std::vector<Fitting<Kind>> states;
 };
 
-std::map<std::string, Saved> by_parameter(const OptimizerState& state, const Names& names) {
+std::map<std::string, Saved> by_parameter(const OptimizerState& state, const ParameterNames& names) {
   std::map<std::string, Saved> all;
   for (const auto& [full_name, tensor] : state.tensors) {
     const auto slash = full_name.rfind('/');
@@ -163,7 +164,7 @@ std::unique_ptr<typename Kind::State> read_state(const std::string& name, const 
 
 template <class Kind>
 Prepared<Kind> prepare(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                       const Names& names) {
+                       const ParameterNames& names) {
   const auto& groups = optimizer.param_groups();
   const auto& saved_groups = state.about.at("groups");
   const auto saved_kind = state.about.at("kind").get<std::string>();
@@ -195,7 +196,7 @@ Prepared<Kind> prepare(const torch::optim::Optimizer& optimizer, const Optimizer
 
 template <class Kind>
 Prepared<Kind> prepare_well_formed(const torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                   const Names& names) {
+                                   const ParameterNames& names) {
   try {
     return prepare<Kind>(optimizer, state, names);
   } catch (const json::exception& error) {
@@ -203,7 +204,7 @@ Prepared<Kind> prepare_well_formed(const torch::optim::Optimizer& optimizer, con
   }
 }
 
-// What the optimizer is to hold, in memory of its own.
+// The new state of the optimizer, with its own copies of the tensors.
 template <class Kind>
 struct Replacement {
   compat::OptimizerStates states;
@@ -229,7 +230,7 @@ template <class Kind>
 void replace(torch::optim::Optimizer& optimizer, Replacement<Kind>& with) {
   optimizer.state() = std::move(with.states);
   for (size_t i = 0; i < with.options.size(); ++i) {
-    // Assigned, not replaced: the program may hold a reference to the options.
+    // Assigns to the options instead of replacing them, because the program may hold a reference.
     static_cast<typename Kind::Options&>(optimizer.param_groups()[i].options()) = with.options[i];
   }
 }
@@ -241,9 +242,9 @@ OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const
   const bool known = with_kind(optimizer, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (kIsLbfgs<Kind>) {
-      captured = capture_lbfgs(optimizer, Names(names));
+      captured = capture_lbfgs(optimizer, ParameterNames(names));
     } else {
-      captured = capture<Kind>(optimizer, Names(names));
+      captured = capture_kind<Kind>(optimizer, ParameterNames(names));
     }
   });
   if (!known) throw_unknown(optimizer);
@@ -257,10 +258,10 @@ std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, cons
   const bool known = with_kind(optimizer, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (kIsLbfgs<Kind>) {
-      change = prepare_lbfgs(optimizer, state, Names(names));
+      change = prepare_lbfgs(optimizer, state, ParameterNames(names));
     } else {
       auto replacement = std::make_shared<Replacement<Kind>>(
-          copied<Kind>(prepare_well_formed<Kind>(optimizer, state, Names(names))));
+          copied<Kind>(prepare_well_formed<Kind>(optimizer, state, ParameterNames(names))));
       change = [&optimizer, replacement] { replace<Kind>(optimizer, *replacement); };
     }
   });

@@ -1,9 +1,9 @@
-// An optimizer's state by the names of its parameters.
+// The state of an optimizer, by parameter name.
 //
-// LibTorch keys the state by addresses, which mean nothing in another process. By name, a run goes on bit for
-// bit in an optimizer made anew, with another LibTorch, and with the parameters of a group in another order.
-// SGD, Adam, AdamW, RMSprop, Adagrad and LBFGS are known; LBFGS has one long vector of all parameters, whose
-// order must stay.
+// LibTorch keys the state by addresses, which are meaningless in another process. With names, a run continues
+// bit for bit in a new optimizer, with another version of LibTorch, and with the parameters of a group in
+// another order. Supports SGD, Adam, AdamW, RMSprop, Adagrad and LBFGS; the vectors of LBFGS run over all
+// parameters, whose order must not change.
 #pragma once
 
 #include <functional>
@@ -18,23 +18,23 @@ namespace lockstep::snapshot {
 struct OptimizerState {
   // {"kind": "Adam", "groups": [{"options": {"lr": 0.001, …}, "parameters": ["fc1.weight", …]}],
   //  "steps": {"fc1.weight": 5, …}}
-  // A number that JSON lacks (infinite, not a number) is the text of its bits: "0x7ff0000000000000".
+  // For floating-point numbers see numbers.h.
   nlohmann::json about;
   NamedTensors tensors;  // "<parameter name>/<slot>": "fc1.weight/exp_avg"
 };
 
-// names: every parameter that may be in the optimizer; one that is shared may have several names. The tensors
-// are the optimizer's own: the next step changes them. Throws UsageError for an optimizer of another kind and
-// for a parameter without a name.
+// names: all parameters that the optimizer may hold; a shared one may have several names. Does not copy the
+// tensors: the next step of the optimizer changes them. Throws UsageError for an unknown kind of optimizer
+// and for a parameter without a name.
 OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer, const NamedTensors& names);
 
-// Checks that the state is one of this optimizer, and returns what makes the optimizer hold it and nothing
-// else. Until that is called nothing has changed; it does not throw. The tensors are copied, to each
-// parameter's device. Throws SnapshotError for a state of another kind, groups, parameters, shapes or dtypes.
+// Checks that the state belongs to this optimizer, and returns a function that replaces the optimizer's state
+// by it. Nothing changes until that function is called; it does not throw. Copies the tensors to the devices
+// of the parameters. Throws SnapshotError if the kind, groups, parameters, shapes or dtypes differ.
 std::function<void()> prepare_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
                                         const NamedTensors& names);
 
-// The options of each parameter group, by name; nothing for an optimizer of another kind.
+// The options of each parameter group; empty for an unknown kind of optimizer.
 std::vector<nlohmann::json> options_of_groups(const torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::snapshot

@@ -15,15 +15,14 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-// Some hundred bytes each; the pickle of a hundred thousand tensors has less than two million.
+// A value takes some hundred bytes. The pickle of a hundred thousand tensors has fewer than two million.
 constexpr size_t kMostValues = 4'000'000;
-// Python takes three bytes and more for each value, but one for an empty list. Small pickles may do as they
-// like.
+// Python writes at least three bytes for most values, but one for an empty list. Small pickles are exempt.
 constexpr size_t kBytesPerValue = 3, kFreeValues = 100'000;
-// Of "module.name".
+// The length of "module.name".
 constexpr size_t kLongestGlobal = 1000;
 
-// As Python's pickletools names them.
+// With the names that Python's pickletools uses.
 enum Opcode : uint8_t {
   kMark = '(',
   kStop = '.',
@@ -82,7 +81,7 @@ enum Opcode : uint8_t {
 
 }  // namespace
 
-// The stack machine that a pickle is a program for.
+// The stack machine that executes a pickle, with all calls left out.
 class Pickle::Machine {
  public:
   Machine(Pickle& pickle, const std::function<bool(std::string_view)>& allowed)
@@ -202,7 +201,7 @@ class Pickle::Machine {
         return push_call(pop(), arguments);
       }
       case kNewObjEx: {
-        pop();  // arguments by name
+        pop();  // keyword arguments
         const auto* arguments = pop();
         return push_call(pop(), arguments);
       }
@@ -211,7 +210,7 @@ class Pickle::Machine {
         return;
       case kBinPersId: {
         const auto* name = pop();
-        if (name->kind != Kind::Tuple) fail("a persistent id that is no tuple");
+        if (name->kind != Kind::Tuple) fail("a persistent id that is not a tuple");
         return push_tuple(Kind::Persistent, name);
       }
 
@@ -301,7 +300,7 @@ class Pickle::Machine {
     value->items = std::move(items);
     push(value);
   }
-  // Not a copy of its items: many values may have the same tuple.
+  // Refers to the tuple instead of copying its items, because many values may refer to the same tuple.
   void push_tuple(Kind kind, const PickleValue* tuple) {
     auto* value = make(kind);
     value->tuple = tuple;
@@ -323,7 +322,7 @@ class Pickle::Machine {
   }
   void push_call(const PickleValue* function, const PickleValue* arguments) {
     if (function->kind != Kind::Global || arguments->kind != Kind::Tuple) fail("a call of something else");
-    // Their items come later, one by one, as those of a plain dict.
+    // Dicts are filled by later opcodes, like plain ones.
     const bool ordered = function->text == "collections.OrderedDict";
     if (ordered && !arguments->items.empty()) fail("an OrderedDict as Python 2 writes it");
     if (ordered || function->text == "collections.defaultdict") return push_items(Kind::Dict, {});
@@ -332,12 +331,12 @@ class Pickle::Machine {
   }
   void add_items(Kind kind, const std::vector<PickleValue*>& items) {
     auto* to = top();
-    if (to->kind != kind) fail("items for what can hold none");
+    if (to->kind != kind) fail("items for a value that cannot hold them");
     if (kind == Kind::Dict && items.size() % 2 != 0) fail("a key without a value");
     to->items.insert(to->items.end(), items.begin(), items.end());
   }
 
-  // What stands before a mark is out of reach until the mark is taken away.
+  // Values below a mark cannot be accessed until the mark is removed.
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   PickleValue* top() {
     if (stack_.size() <= floor()) fail("too little on its stack");
@@ -355,7 +354,7 @@ class Pickle::Machine {
     return taken;
   }
   std::vector<PickleValue*> pop_to_mark() {
-    if (marks_.empty()) fail("no mark where one should be");
+    if (marks_.empty()) fail("no mark where one is expected");
     auto taken = pop_some(stack_.size() - floor());
     marks_.pop_back();
     return taken;
@@ -363,7 +362,7 @@ class Pickle::Machine {
 
   void remember(uint64_t key) {
     memo_[key] = top();
-    // Python remembers a value once, when it has made it.
+    // Python stores each value once, after creating it.
     if (memo_.size() > values_.size()) fail("more references than values");
   }
   PickleValue* remembered(uint64_t key) {
@@ -380,7 +379,7 @@ class Pickle::Machine {
   std::vector<PickleValue*> stack_;
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, PickleValue*> memo_;
-  // One of each is enough: nothing changes them.
+  // Shared, because they are immutable.
   std::array<PickleValue*, 256> small_ = {};
   PickleValue* none_ = make(Kind::None);
   PickleValue* true_ = make_bool(true);

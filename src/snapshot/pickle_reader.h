@@ -1,6 +1,6 @@
-// Reads a Python pickle (protocols 2 to 5) as data. Nothing is imported, made or called: what a pickle would
-// call becomes a value that says so. Whatever the bytes are, the outcome is a value or a PickleError, and the
-// memory it takes is in proportion to them.
+// Reads a Python pickle (protocols 2 to 5) as data. Imports, creates and calls nothing: a call in the pickle
+// becomes a value that describes it. For any input, the result is a value or a PickleError, and the memory
+// used is proportional to the size of the input.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +25,17 @@ struct PickleValue {
     Tuple,
     List,
     Dict,
-    Global,      // something of a Python module
-    Call,        // of a global
-    Persistent,  // something outside of the pickle, named by a tuple
+    Global,      // an object of a Python module
+    Call,        // a call of a global
+    Persistent,  // an object outside the pickle, identified by a tuple
     Other,       // sets, integers of more than 64 bits
   };
   Kind kind = Kind::None;
   int64_t integer = 0;  // of Integer and Bool
   double real = 0;
-  std::string_view text;            // of Text and Bytes; the full name of a Global and of what a Call calls
-  std::vector<PickleValue*> items;  // of a Tuple or List; a Dict's keys and values in turn
-  const PickleValue* tuple = nullptr;  // a Call's arguments; what names a Persistent
+  std::string_view text;  // of Text and Bytes; the full name of a Global, or of the function of a Call
+  std::vector<PickleValue*> items;     // of a Tuple or List; alternating keys and values of a Dict
+  const PickleValue* tuple = nullptr;  // the arguments of a Call; the id of a Persistent
 };
 
 class PickleError : public std::runtime_error {
@@ -43,10 +43,10 @@ class PickleError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Owns the bytes and the values. Values may refer to each other in circles.
+// Owns the bytes and the values. Values may form cycles.
 class Pickle {
  public:
-  // allowed: says whether a global ("collections.OrderedDict") may be in it.
+  // allowed: whether the pickle may contain this global ("collections.OrderedDict").
   Pickle(std::string bytes, const std::function<bool(std::string_view global)>& allowed);
   Pickle(const Pickle&) = delete;
   Pickle& operator=(const Pickle&) = delete;
@@ -57,7 +57,7 @@ class Pickle {
   class Machine;
 
   const std::string bytes_;
-  std::set<std::string> globals_;  // the names of all
+  std::set<std::string> globals_;  // the names of all globals
   std::deque<PickleValue> values_;
   const PickleValue* root_ = nullptr;
 };

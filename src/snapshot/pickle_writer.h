@@ -32,11 +32,11 @@ class PickleWriter {
   }
   void no() { bytes_ += '\x89'; }
   void mark() { bytes_ += '('; }
-  void tuple() { bytes_ += 't'; }  // of all since the mark
+  void tuple() { bytes_ += 't'; }  // of all values since the mark
   void empty_tuple() { bytes_ += ')'; }
-  void call() { bytes_ += 'R'; }        // what stands before the tuple, with the tuple
-  void set_items() { bytes_ += 'u'; }   // keys and values since the mark, into what stands before it
-  void persistent() { bytes_ += 'Q'; }  // the tuple names something outside of the pickle
+  void call() { bytes_ += 'R'; }        // calls the value below the tuple with the tuple as arguments
+  void set_items() { bytes_ += 'u'; }   // adds the keys and values since the mark to the dict below it
+  void persistent() { bytes_ += 'Q'; }  // the tuple identifies an object outside the pickle
   std::string finish() && {
     bytes_ += '.';
     return std::move(bytes_);

@@ -25,7 +25,7 @@ constexpr std::string_view kTensor = "torch._utils._rebuild_tensor_v2",
                            kParameterWithState = "torch._utils._rebuild_parameter_with_state",
                            kWithAttributes = "torch._tensor._rebuild_from_type_v2";
 
-// What checkpoints hold beside tensors and plain values. None of it is looked at.
+// Objects that checkpoints contain besides tensors and plain values. All of them are ignored.
 constexpr std::array<std::string_view, 14> kHarmless = {"collections.OrderedDict",
                                                         "collections.defaultdict",
                                                         "collections.Counter",
@@ -42,16 +42,16 @@ constexpr std::array<std::string_view, 14> kHarmless = {"collections.OrderedDict
                                                         "torch.nn.parameter.Buffer"};
 constexpr std::array<std::string_view, 10> kBuiltins = {"set",  "frozenset", "dict", "list", "int",
                                                         "long", "float",     "bool", "str",  "bytes"};
-// torch.float32 and its like, as values.
+// torch.float32 and the like, as values.
 constexpr std::array<std::string_view, 12> kDtypes = {"float32", "float64", "float16",   "bfloat16",
                                                       "int64",   "int32",   "int16",     "int8",
                                                       "uint8",   "bool",    "complex64", "complex128"};
 
-constexpr size_t kMostPtDimensions = 64;  // what LibTorch's loops can take
+constexpr size_t kMostPtDimensions = 64;  // the limit of LibTorch's loops
 constexpr size_t kMostTensors = 1'000'000;
-constexpr size_t kLongestKey = 100;  // of a storage; Python counts them
-// Tensors may lie over each other: a weight beside its parts, or turned. All together they take no more than
-// the file this many times.
+constexpr size_t kLongestKey = 100;  // of a storage; Python numbers them
+// Tensors may overlap, e.g. a weight with its parts or its transpose. All tensors together may take at most
+// this many times the size of the file.
 constexpr uint64_t kMostTimesFile = 4;
 
 constexpr auto kSaveStateDict = "save only the tensors in Python: torch.save(model.state_dict(), 'new.pt')";
@@ -82,8 +82,8 @@ bool allowed(std::string_view global) {
 
 using Arguments = std::span<PickleValue* const>;
 
-// The arguments of the call that makes the tensor itself: (storage, offset, sizes, strides, …). Nothing for
-// what is not a tensor.
+// The arguments of the call that creates the tensor: (storage, offset, sizes, strides, …). Nothing if the
+// value is not a tensor.
 std::optional<Arguments> tensor_in(const PickleValue* value) {
   constexpr int kMostWrappers = 4;
   for (int i = 0; i < kMostWrappers && value->kind == Kind::Call; ++i) {
@@ -164,7 +164,7 @@ const PickleValue& find_state_dict(const PickleValue& root) {
   if (root.kind != Kind::Dict) {
     throw PtError(fmt::format("it holds {}, not a state dict", describe(root)), kSaveStateDict);
   }
-  // One may be there under several keys.
+  // The same state dict may appear under several keys.
   std::set<const PickleValue*> looked_at, found;
   for (size_t i = 1; i < root.items.size(); i += 2) {
     const auto* value = root.items[i];
@@ -177,14 +177,14 @@ const PickleValue& find_state_dict(const PickleValue& root) {
 }
 
 std::vector<int64_t> integers(std::string_view name, const PickleValue& value) {
-  // A torch.Size is a call with a tuple.
+  // torch.Size is a call with a tuple as its argument.
   const bool is_size =
       value.kind == Kind::Call && value.text == "torch.Size" && value.tuple->items.size() == 1;
   const auto& list = is_size ? *value.tuple->items[0] : value;
   const bool well_formed = (list.kind == Kind::Tuple || list.kind == Kind::List) &&
                            std::all_of(list.items.begin(), list.items.end(),
                                        [](const auto* item) { return item->kind == Kind::Integer; });
-  if (!well_formed) fail_tensor(name, "has sizes or strides that are no numbers");
+  if (!well_formed) fail_tensor(name, "has sizes or strides that are not integers");
   std::vector<int64_t> all;
   for (const auto* item : list.items) all.push_back(item->integer);
   return all;
@@ -219,14 +219,14 @@ class Collector {
                              id[2]->kind == Kind::Text && id[2]->text.size() <= kLongestKey &&
                              id[4]->kind == Kind::Integer;
     const auto dtype = well_formed ? dtype_of_storage(id[1]->text) : std::nullopt;
-    if (!dtype) fail_tensor(name, "has a storage of an unknown kind");
+    if (!dtype) fail_tensor(name, "has a storage of an unknown type");
     return {.storage = std::string(id[2]->text), .dtype = *dtype, .storage_elements = id[4]->integer};
   }
 
   PtView view_of(std::string_view name, Arguments arguments) {
     if (arguments.size() < 4 || arguments[0]->kind != Kind::Persistent ||
         arguments[1]->kind != Kind::Integer) {
-      fail_tensor(name, "is not described as tensors are");
+      fail_tensor(name, "has an unknown description");
     }
     auto view = view_of_storage(name, arguments[0]->tuple->items);
     check_storage(name, view);
@@ -250,7 +250,7 @@ class Collector {
                                     count, *bytes));
     }
     const auto [known, is_new] = dtypes_.emplace(view.storage, view.dtype);
-    if (!is_new && known->second != view.dtype) fail_tensor(name, "sees its storage as another type");
+    if (!is_new && known->second != view.dtype) fail_tensor(name, "uses its storage as another type");
   }
 
   static void check_reach(std::string_view name, const PtView& view) {
@@ -271,22 +271,23 @@ class Collector {
                                     "strides [{}])",
                                     elements, offset, fmt::join(sizes, ", "), fmt::join(strides, ", ")));
     }
-    // A few bytes could stand for any amount of memory.
+    // Otherwise a few bytes could expand to any amount of memory.
     if (count > elements) {
-      fail_tensor(name, fmt::format("is expanded: {} elements stand for {}", elements, count));
+      fail_tensor(name, fmt::format("is expanded from {} elements to {}", elements, count));
     }
   }
 
-  // Many tensors on one storage could, too, and many sizes of one tuple.
+  // Many tensors on one storage could also expand, as could many tensors that share one tuple of sizes.
   void account_for(std::string_view name, const PtView& view) {
     uint64_t count = 1;
     for (const auto size : view.sizes) count *= static_cast<uint64_t>(size);
     bytes_ += count * c10::elementSize(view.dtype);
     if (bytes_ > most_bytes_) {
-      fail_tensor(name,
-                  fmt::format("makes too much of the file: its tensors lie over each other, and take more "
-                              "than {} times its bytes",
-                              kMostTimesFile));
+      fail_tensor(
+          name,
+          fmt::format("exceeds the limit: the tensors overlap too much, and take more than {} times the "
+                      "size of the file",
+                      kMostTimesFile));
     }
     dimensions_ += view.sizes.size();
     if (dimensions_ > most_dimensions_)

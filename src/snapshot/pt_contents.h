@@ -1,7 +1,8 @@
-// What the pickle of a .pt file says: which tensors there are, and where their elements lie. Makes none of
-// them, so that it needs no LibTorch beyond the names of types.
+// Parses the pickle of a .pt file: which tensors it describes, and where their elements are. Does not create
+// tensors, so it needs only the type names of LibTorch.
 //
-// Trusts nothing: what it returns lies within the storages, and is no larger than the file justifies.
+// Validates everything: the views returned lie within their storages, and their total size is limited in
+// proportion to the file.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace lockstep::snapshot {
 
-// A tensor, which may have several names.
+// A tensor, which may have several names in the file.
 struct PtView {
   std::string storage;  // the key of its storage: the entry "data/<key>"
   at::ScalarType dtype = at::ScalarType::Undefined;
@@ -28,11 +29,11 @@ struct PtView {
 };
 
 struct PtContents {
-  std::vector<PtView> views;                          // all different
-  std::vector<std::pair<std::string, size_t>> names;  // each with the index of its view; no name twice
+  std::vector<PtView> views;                          // without duplicates
+  std::vector<std::pair<std::string, size_t>> names;  // unique, each with the index of its view
 };
 
-// Not a state dict. The message begins with "it" or "its": the file, which only the caller knows.
+// The file is not a state dict. The message begins with "it" or "its": the file, which only the caller knows.
 class PtError : public std::runtime_error {
  public:
   PtError(const std::string& message, std::string hint)
@@ -43,8 +44,8 @@ class PtError : public std::runtime_error {
   std::string hint_;
 };
 
-// A dict of tensors, or a dict in which exactly one value is such a dict. storage_bytes: how long the storage
-// with this key is; nothing if the file has none. file_bytes: of the whole file.
+// Accepts a dict of tensors, or a dict in which exactly one value is such a dict. storage_bytes: returns the
+// size of the storage with this key, or nothing if the file has none. file_bytes: the size of the whole file.
 PtContents read_pt_contents(
     std::string pickle, uint64_t file_bytes,
     const std::function<std::optional<uint64_t>(const std::string& key)>& storage_bytes);

@@ -1,4 +1,4 @@
-// The storage classes by which Python names the type of a tensor's elements in a .pt file.
+// The storage classes that identify the element type of a tensor in a .pt file.
 #pragma once
 
 #include <array>

@@ -10,7 +10,7 @@ namespace lockstep::snapshot {
 
 namespace {
 
-// One past the last element, counted from the beginning of the memory.
+// The index after the last element, counted from the start of the memory.
 int64_t end_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return tensor.storage_offset();
   int64_t last = tensor.storage_offset();
@@ -22,10 +22,10 @@ int64_t end_of(const at::Tensor& tensor) {
 
 PtLayout::PtLayout(const NamedTensors& tensors) : stretch_of_(tensors.size()) {
   for (const auto& [name, tensor] : tensors) {
-    // Bits that say "conjugate" or "negate on reading" have no place in the file.
+    // The file cannot represent the conjugate and negative bits.
     tensors_.push_back(tensor.detach().resolve_conj().resolve_neg());
   }
-  // A storage of the file has one dtype, so memory seen as two is written twice.
+  // A storage in the file has one dtype, so memory used as two dtypes is written twice.
   const auto place = [&](size_t i) {
     const auto& tensor = tensors_[i];
     return std::tuple(tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type(), tensor.storage_offset());

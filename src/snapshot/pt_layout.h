@@ -1,15 +1,16 @@
-// Which stretches of memory the tensors of a state dict lie in: each is written as one storage of a .pt file.
+// Maps the tensors of a state dict to stretches of memory, each of which is written as one storage of a .pt
+// file.
 #pragma once
 
 #include "snapshot/named_tensors.h"
 
 namespace lockstep::snapshot {
 
-// Tensors whose memory overlaps share a stretch. It is not the whole of what was allocated: a view of a large
-// buffer brings only its own part.
+// Tensors whose memory overlaps share a stretch. A stretch covers only the memory that its tensors use: for a
+// view of a large buffer, only the part that is viewed.
 class PtLayout {
  public:
-  // Tensors must be dense and have values.
+  // The tensors must be dense and have values.
   explicit PtLayout(const NamedTensors& tensors);
 
   struct Stretch {
@@ -18,18 +19,19 @@ class PtLayout {
   };
   const std::vector<Stretch>& stretches() const { return stretches_; }
 
-  // By the tensor's place in the list. The tensor has the sizes and strides that it has in its stretch.
+  // By the index of the tensor in the list. The tensor has the same sizes and strides in its stretch.
   const at::Tensor& tensor(size_t i) const { return tensors_[i]; }
   const Stretch& stretch(size_t i) const { return stretches_[stretch_of_[i]]; }
-  // Where it begins there, in elements.
+  // The offset of the tensor in its stretch, in elements.
   int64_t offset(size_t i) const;
 
  private:
-  // Puts order[i], and all after it that overlap, into a new stretch. Returns where the next one begins.
+  // Adds a stretch for order[i] and all following tensors that overlap it. Returns the index of the next
+  // tensor.
   size_t add_stretch(const std::vector<size_t>& order, size_t i);
 
   std::vector<at::Tensor> tensors_;
-  std::vector<size_t> stretch_of_;  // by tensor
+  std::vector<size_t> stretch_of_;  // by the index of the tensor
   std::vector<Stretch> stretches_;
 };
 

@@ -18,7 +18,7 @@ namespace lockstep::snapshot {
 
 namespace {
 
-// A pickle of this size describes some hundred thousand tensors.
+// Enough for some hundred thousand tensors.
 constexpr uint64_t kLargestPickle = uint64_t{64} << 20;
 
 class PtReader {
@@ -31,11 +31,11 @@ class PtReader {
            "save its state dict in Python: torch.save(torch.jit.load('model.pt').state_dict(), 'new.pt')");
     }
     if (prefix_.empty() || !zip_.contains(prefix_ + "data.pkl")) {
-      fail("it is a zip, but not one of torch.save", "give it a file that torch.save wrote");
+      fail("it is a zip, but not one of torch.save", "pass a file that torch.save has written");
     }
     const auto order = prefix_ + "byteorder";
     if (zip_.contains(order) && zip_.size(order) <= 16 && zip_.read_text(order) != "little") {
-      fail("its numbers are not little-endian", "write it again on another machine");
+      fail("its numbers are not little-endian", "write it again on a little-endian machine");
     }
   }
 
@@ -73,13 +73,13 @@ class PtReader {
 
   std::string entry(const std::string& key) const { return prefix_ + "data/" + key; }
 
-  // One-dimensional; read once, however many tensors lie in it.
+  // One-dimensional. Reads each storage once, even if it holds several tensors.
   const at::Tensor& storage_of(const PtView& view) {
     auto& storage = storages_[view.storage];
     if (storage.defined()) return storage;
     storage = at::empty({view.storage_elements}, view.dtype);
     zip_.read(entry(view.storage), storage.data_ptr());
-    // A bool with another value is undefined behaviour in C++.
+    // A bool with any other value is undefined behaviour in C++.
     if (view.dtype == at::kBool && storage.view(at::kByte).gt(1).any().item<bool>()) {
       fail(
           fmt::format("its storage {} has values that are neither true nor false", base::quote(view.storage)),

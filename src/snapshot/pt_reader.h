@@ -1,4 +1,4 @@
-// Reads a state dict that Python's torch.save wrote. Nothing in the file is run: its pickle is read as data.
+// Reads a state dict written by Python's torch.save. Executes nothing in the file: reads its pickle as data.
 #pragma once
 
 #include <filesystem>
@@ -8,12 +8,13 @@
 
 namespace lockstep::snapshot {
 
-// A dict of tensors, or a dict in which exactly one value is such a dict: {"state_dict": {…}, "epoch": 3}.
-// The tensors are on the CPU, none requires a gradient, and those that shared memory share it. Throws
-// SnapshotError that says what is in the file instead, or what is wrong with it.
+// Accepts a dict of tensors, or a dict in which exactly one value is such a dict: {"state_dict": {…},
+// "epoch": 3}. Returns tensors on the CPU that do not require gradients; tensors that shared memory still
+// share it. Throws SnapshotError that tells what the file contains instead, or what is wrong with it.
 NamedTensors read_pt(const std::filesystem::path& path);
 
-// Takes the prefix off all names if all have it: Python's DistributedDataParallel puts "module." before each.
+// Removes the prefix from all names if all have it: Python's DistributedDataParallel prepends "module." to
+// each.
 NamedTensors strip_prefix(NamedTensors tensors, std::string_view prefix);
 
 }  // namespace lockstep::snapshot

@@ -36,7 +36,7 @@ void check(const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
     std::string wrong;
     if (!names.insert(name).second) {
-      wrong = "stands there twice";
+      wrong = "appears twice";
     } else if (!tensor.defined()) {
       wrong = "is undefined";
     } else if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta()) {
@@ -47,7 +47,7 @@ void check(const NamedTensors& tensors) {
     if (!wrong.empty()) {
       throw UsageError(base::compose(
           {.what = fmt::format("a state dict cannot be written: '{}' {}", base::printable(name), wrong),
-           .hint = "give each tensor a name of its own, and only dense tensors of the usual types"}));
+           .hint = "give each tensor a unique name, and save only dense tensors of the usual types"}));
     }
     try {
       nlohmann::json(name).dump();
@@ -88,7 +88,7 @@ std::string pickle(const NamedTensors& named, const PtLayout& layout) {
     out.integers(tensor.sizes());
     out.integers(tensor.strides());
     out.no();            // requires_grad
-    new_ordered_dict();  // hooks of backward
+    new_ordered_dict();  // backward hooks
     out.tuple();
     out.call();
   }
@@ -104,8 +104,8 @@ void write_pt(const fs::path& path, const NamedTensors& tensors) {
   const PtLayout layout(tensors);
   const auto dict = pickle(tensors, layout);
   HiddenFile file(path, "the state dict");
-  std::exception_ptr
-      failure;  // kept for later: the zip writer writes in its destructor too, which may not throw
+  // Thrown at the end, because the zip writer also writes in its destructor, which must not throw.
+  std::exception_ptr failure;
   {
     caffe2::serialize::PyTorchStreamWriter zip([&](const void* bytes, size_t count) {
       try {

@@ -24,7 +24,7 @@ namespace {
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr uint64_t kDataAlignment = 64;
 
-// LibTorch's types by name, because older versions lack the last ones.
+// LibTorch's types by name, because older versions do not have the last ones.
 constexpr std::pair<std::string_view, std::string_view> kDtypeNames[] = {{"F64", "Double"},
                                                                          {"F32", "Float"},
                                                                          {"F16", "Half"},
@@ -47,7 +47,8 @@ template <class... Args>
   throw FormatError(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Takes the JSON as it is read, so that nothing is kept of text that is no header, however deep or long.
+// Processes the JSON while it is parsed, so that text that is not a header takes no memory, however deep or
+// long it is.
 class HeaderParser : public json::json_sax_t {
  public:
   explicit HeaderParser(Header& header) : header_(header) {}
@@ -174,14 +175,15 @@ class HeaderParser : public json::json_sax_t {
   int offsets_ = 0;
 };
 
-// The bytes of a tensor. Dimensions of 0 count as 1 against overflow, because strides are computed that way.
+// The size of a tensor in bytes. Dimensions of 0 count as 1 in the overflow check, because strides are
+// computed that way.
 uint64_t bytes_of(const TensorInfo& tensor) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   bool empty = false;
   for (const auto dimension : tensor.shape) {
     empty |= dimension == 0;
     if (__builtin_mul_overflow(bytes, std::max<int64_t>(dimension, 1), &bytes)) {
-      refuse("its header gives {} the shape [{}], which no memory can hold", base::quote(tensor.name),
+      refuse("its header gives {} the shape [{}], which exceeds any memory", base::quote(tensor.name),
              fmt::join(tensor.shape, ", "));
     }
   }
@@ -193,7 +195,7 @@ void check_offsets(const Header& header) {
   for (const auto index : header.by_offset()) {
     const auto& tensor = header.tensors[index];
     if (tensor.begin != expected || tensor.end < tensor.begin) {
-      refuse("its header puts {} at bytes {} to {}; they must begin at {}, where the one before it ends",
+      refuse("its header puts {} at bytes {} to {}; they must begin at {}, where the previous tensor ends",
              base::quote(tensor.name), tensor.begin, tensor.end, expected);
     }
     if (const auto wanted = bytes_of(tensor); tensor.end - tensor.begin != wanted) {
@@ -204,7 +206,7 @@ void check_offsets(const Header& header) {
   }
 }
 
-// As JSON, quotation marks included.
+// The text as JSON, including the quotation marks.
 std::string json_text(const std::string& text) {
   try {
     return json(text).dump();
@@ -266,7 +268,7 @@ std::string encode_header(const Header& header) {
   std::unordered_set<std::string_view> names{kMetadata};
   for (const auto& tensor : header.tensors) {
     if (!names.insert(tensor.name).second) {
-      refuse("it would hold two things with the name {}", base::quote(tensor.name));
+      refuse("it would contain two tensors with the name {}", base::quote(tensor.name));
     }
     text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_text(tensor.name),
                         *dtype_name(tensor.dtype), fmt::join(tensor.shape, ","), tensor.begin, tensor.end);
@@ -275,7 +277,7 @@ std::string encode_header(const Header& header) {
   const uint64_t beyond = (kLengthBytes + text.size()) % kDataAlignment;
   if (beyond != 0) text.append(kDataAlignment - beyond, ' ');
   if (text.size() > kMostHeaderBytes) {
-    refuse("its header would have {} bytes, and readers take {} at most", text.size(), kMostHeaderBytes);
+    refuse("its header would have {} bytes, but readers accept {} at most", text.size(), kMostHeaderBytes);
   }
   const uint64_t length = text.size();
   std::string encoded(kLengthBytes, '\0');
@@ -292,7 +294,7 @@ uint64_t header_bytes(std::string_view first_bytes, uint64_t file_bytes) {
     refuse("it does not begin with the length of a header, but with {}", base::quote(first_bytes));
   }
   if (length > file_bytes - kLengthBytes) {
-    refuse("it ends within its header: {} bytes, of {}", file_bytes, kLengthBytes + length);
+    refuse("it ends within its header: it has {} bytes of {}", file_bytes, kLengthBytes + length);
   }
   return length;
 }

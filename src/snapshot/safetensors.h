@@ -1,7 +1,6 @@
-// The header of a safetensors file: 8 bytes with its length, then JSON that says where each tensor's bytes
-// are.
+// The header of a safetensors file: 8 bytes with its length, then JSON with the position of each tensor.
 //
-// Parsing trusts nothing: it keeps no more than it needs of any input, and what it returns is consistent.
+// The parser accepts any input: it uses memory only for a valid header, and what it returns is consistent.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,9 @@ namespace lockstep::snapshot {
 
 inline constexpr uint64_t kLengthBytes = 8;
 inline constexpr uint64_t kMostHeaderBytes = 100'000'000;  // as in the reference implementation
-inline constexpr size_t kMostDimensions = 64;              // what LibTorch's loops can take
+inline constexpr size_t kMostDimensions = 64;              // the limit of LibTorch's loops
 
-// The format's name for a type ("F32"), and the type for a name; nothing where the other side has none.
+// The name of a type in the format ("F32"), and the type with a name; nothing if there is none.
 std::optional<std::string_view> dtype_name(at::ScalarType dtype);
 std::optional<at::ScalarType> dtype_named(std::string_view name);
 
@@ -28,33 +27,34 @@ struct TensorInfo {
   std::string name;
   at::ScalarType dtype = at::ScalarType::Undefined;
   std::vector<int64_t> shape;
-  uint64_t begin = 0, end = 0;  // its bytes, counted from the end of the header
+  uint64_t begin = 0, end = 0;  // offsets in bytes from the end of the header
 };
 
 struct Header {
   std::map<std::string, std::string> metadata;
-  std::vector<TensorInfo> tensors;  // as they stand in the header, which need not be the order of their bytes
+  std::vector<TensorInfo> tensors;  // in the order of the header, which may differ from that of their bytes
 
   uint64_t data_bytes() const;
-  // Indices into `tensors`, by where their bytes begin.
+  // Indices into `tensors`, ordered by the offsets of their bytes.
   std::vector<size_t> by_offset() const;
 };
 
-// Not a header. The message begins with "it" or "its": the file, which only the caller knows.
+// The text is not a header. The message begins with "it" or "its": the file, which only the caller knows.
 class FormatError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Throws unless the tensors lie one after another without a gap, each as long as its type and shape say. What
-// was read of the metadata is in `header` even then.
+// Throws FormatError unless the tensors follow each other without gaps, each with the size of its type and
+// shape. `header` then contains the metadata that was read before the error.
 void parse_header(std::string_view json, Header& header);
 
-// The length and the JSON, the metadata before the tensors, padded so that the data begins at a multiple of
-// 64 bytes. Throws on text that is not UTF-8 and on names that occur twice.
+// Returns the length and the JSON, with the metadata before the tensors, padded so that the data starts at a
+// multiple of 64 bytes. Throws FormatError for text that is not UTF-8 and for duplicate names.
 std::string encode_header(const Header& header);
 
-// The length of the JSON in the first kLengthBytes of a file of this size. Throws where none can follow.
+// Reads the length of the JSON from the first kLengthBytes of a file of this size. Throws FormatError if it
+// cannot be right.
 uint64_t header_bytes(std::string_view first_bytes, uint64_t file_bytes);
 
 }  // namespace lockstep::snapshot

@@ -105,8 +105,8 @@ std::function<void()> prepare_scheduler(const AnyScheduler& scheduler, const jso
         throw SnapshotError(base::compose(
             {.what = fmt::format("the snapshot's scheduler is not a {}", kind_name(*known)),
              .evidence = fmt::format("it is a {}", base::printable(kind)),
-             .hint = "resume with the kind of scheduler that was saved; to go on with another one, leave it "
-                     "out of this resume() and bring it to the step yourself (Scheduler::set_last_step)"}));
+             .hint = "resume with the kind of scheduler that was saved; to use another one, leave it out of "
+                     "this resume() and advance it to the current step (Scheduler::set_last_step)"}));
       },
       scheduler);
 }

@@ -1,4 +1,4 @@
-// The counters of learning-rate schedulers.
+// Stores and restores the counters of learning-rate schedulers.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,9 @@ namespace lockstep::snapshot {
 // 5}, {"kind": "ReduceLROnPlateau", "best": 0.3, "num_bad_epochs": 2, …}
 nlohmann::json capture_scheduler(const AnyScheduler& scheduler);
 
-// Checks that the state is one of this scheduler, and returns what makes the scheduler hold it: until that is
-// called nothing has changed, and it does not throw. Throws SnapshotError for a state of another kind.
+// Checks that the state belongs to this scheduler, and returns a function that restores it. Nothing changes
+// until that function is called; it does not throw. Throws SnapshotError for the state of another kind of
+// scheduler.
 std::function<void()> prepare_scheduler(const AnyScheduler& scheduler, const nlohmann::json& saved);
 
 }  // namespace lockstep::snapshot

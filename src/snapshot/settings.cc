@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "snapshot/checksum.h"
+#include "snapshot/numbers.h"
 #include "snapshot/optimizer_state.h"
 #include "snapshot/scheduler_state.h"
 #include "snapshot/sharing.h"
@@ -74,7 +75,7 @@ void warn_of_other_rates(const std::vector<SnapshotPart>& parts, const Settings&
         "{}",
         base::compose({.what = fmt::format("the {} is the snapshot's", base::printable(what)),
                        .evidence = fmt::format("{}; the program made it with {}", now->second, rate),
-                       .hint = "give the scheduler to save() and resume(), too, or it begins at its "
+                       .hint = "give the scheduler to save() and resume() as well, or it starts at its "
                                "first step: resume(model, optimizer, scheduler). Nothing is wrong if the "
                                "program sets the rate of every step itself"}));
     return;
@@ -88,13 +89,13 @@ Settings settings_of(const std::vector<SnapshotPart>& parts) {
       const auto groups = options_of_groups(**optimizer);
       for (size_t i = 0; i < groups.size(); ++i) {
         for (const auto& [option, value] : groups[i].items()) {
-          all[fmt::format("{} of group {} of the optimizer '{}'", option, i, part.name())] = value.dump();
+          all[fmt::format("{} of group {} of the optimizer '{}'", option, i, part.name())] = readable(value);
         }
       }
     } else if (const auto* scheduler = std::get_if<AnyScheduler>(&part.thing())) {
       const auto counters = capture_scheduler(*scheduler);
       for (const auto& [counter, value] : counters.items()) {
-        all[fmt::format("{} of the scheduler '{}'", counter, part.name())] = value.dump();
+        all[fmt::format("{} of the scheduler '{}'", counter, part.name())] = readable(value);
       }
     }
   }
@@ -113,11 +114,11 @@ void warn_of_differences(ProcessGroup& group, const Settings& mine) {
   }
   if (group.rank() != 0) return;
   base::log_warn("{}",
-                 base::compose({.what = "the ranks do not take the same steps: their optimizers differ",
+                 base::compose({.what = "the ranks do not make the same steps: their optimizers differ",
                                 .evidence = base::printable(differences_between(by_rank)),
-                                .hint = "write the same value on every rank, as in torch::optim::SGD "
+                                .hint = "use the same value on every rank, as in torch::optim::SGD "
                                         "optimizer(ddp.parameters(), lockstep::scaled_lr(0.1, group)); "
-                                        "what follows a loss must follow lockstep::mean(loss, group)"}));
+                                        "a value derived from a loss must use lockstep::mean(loss, group)"}));
 }
 
 }  // namespace lockstep::snapshot

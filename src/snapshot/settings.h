@@ -1,5 +1,6 @@
-// What every rank must have alike, and nothing else would notice: the options of optimizers, and how far
-// schedulers are. Ranks with different learning rates train different models without a word.
+// Settings that must be the same on all ranks, and that nothing else compares: the options of optimizers and
+// the counters of schedulers. Ranks with different learning rates would train different models without any
+// error.
 #pragma once
 
 #include <map>
@@ -10,19 +11,20 @@
 
 namespace lockstep::snapshot {
 
-// By what it is ("lr of group 0 of the optimizer 'optimizer'"), its value ("0.1").
+// The values ("0.1") by name ("lr of group 0 of the optimizer 'optimizer'").
 using Settings = std::map<std::string, std::string>;
 
 Settings settings_of(const std::vector<SnapshotPart>& parts);
 
-// Equal for equal settings.
+// The same for equal settings.
 int64_t digest_of(const Settings& settings);
 
-// All ranks call it, when they know that their settings differ; rank 0 warns, naming what differs where.
+// For ranks that know that their settings differ. A collective: all ranks must call it. Rank 0 logs a warning
+// that names the differences.
 void warn_of_differences(ProcessGroup& group, const Settings& mine);
 
-// Warns when the snapshot gave an optimizer another learning rate than the program did, and no scheduler was
-// resumed: one that the program forgot to give would begin anew.
+// Logs a warning if the snapshot has changed the learning rate of an optimizer and no scheduler was restored:
+// if the program has one, it would start over.
 void warn_of_other_rates(const std::vector<SnapshotPart>& parts, const Settings& before);
 
 }  // namespace lockstep::snapshot

@@ -1,5 +1,5 @@
-// Who does what when: rank 0 reads and writes, in a thread of its own; all ranks wait only for what they
-// need.
+// Coordinates the ranks: rank 0 reads and writes in a thread of its own, and the ranks wait only for the
+// results they need.
 #include <fmt/format.h>
 #include <functional>
 #include <mutex>
@@ -41,7 +41,7 @@ std::optional<Document> read_to_resume(const snapshot::Directory& directory, con
     return snapshot::read_newest(directory);
   } catch (const SnapshotError& error) {
     throw SnapshotError(
-        base::compose({.what = "cannot resume, and nothing was changed",
+        base::compose({.what = "cannot resume; nothing was changed",
                        .where = fmt::format("rank 0 of {}, host {}", group.world_size(), base::host_name()),
                        .evidence = error.what()}));
   }
@@ -55,17 +55,17 @@ struct Snapshots::Impl {
 
   bool leads() const { return group->rank() == 0; }
   void wait();
-  // Runs `mine` on all ranks, as snapshot::agree, and warns when their optimizers differ. Returns this rank's
-  // settings.
+  // Runs `mine` on all ranks like snapshot::agree, and logs a warning if the ranks' settings differ. Returns
+  // the settings of this rank.
   snapshot::Settings agree_with_settings(const std::vector<SnapshotPart>& parts,
                                          const std::function<void()>& mine);
 
   snapshot::Directory directory;
   const std::shared_ptr<ProcessGroup> group;
   const SnapshotOptions options;
-  bool under_way = false;            // the same on all ranks: a save whose outcome they do not know yet
-  bool warned = false;               // the same on all ranks: their optimizers differ, and they know
-  snapshot::BackgroundTask writing;  // rank 0's
+  bool under_way = false;  // the same on all ranks: a save has started whose result is not known yet
+  bool warned = false;     // the same on all ranks: a warning about different settings was logged
+  snapshot::BackgroundTask writing;  // on rank 0
 };
 
 void Snapshots::Impl::wait() {
@@ -90,7 +90,7 @@ Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGro
   if (!group) throw UsageError("Snapshots was given no process group (a null pointer)");
   if (options.keep < 0) {
     throw UsageError(base::compose({.what = fmt::format("SnapshotOptions::keep is {}", options.keep),
-                                    .hint = "how many snapshots are kept; 0 keeps all"}));
+                                    .hint = "pass the number of snapshots to keep; 0 keeps all"}));
   }
   impl_ = std::make_unique<Impl>(std::move(directory), std::move(group), options);
   if (options.read_only) return;
@@ -103,7 +103,7 @@ Snapshots::Snapshots(std::filesystem::path directory, std::shared_ptr<ProcessGro
 Snapshots::Snapshots(Snapshots&&) noexcept = default;
 
 Snapshots& Snapshots::operator=(Snapshots&& other) noexcept {
-  Snapshots before(std::move(*this));  // whose destructor sees to what it was writing
+  Snapshots before(std::move(*this));  // its destructor waits for a running write
   impl_ = std::move(other.impl_);
   return *this;
 }
@@ -122,7 +122,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
   if (options.read_only) {
     throw UsageError(base::compose({.what = "these snapshots are read-only",
                                     .where = directory.path().string(),
-                                    .hint = "SnapshotOptions::read_only is for programs that only look"}));
+                                    .hint = "SnapshotOptions::read_only is for programs that only read"}));
   }
   const comm::Purpose purpose("Snapshots::save");
   impl_->wait();
@@ -162,7 +162,7 @@ Position Snapshots::resume(const std::vector<SnapshotPart>& parts) {
     position = snapshot::position_of(document->about);
     restore = snapshot::prepare_restore(parts, *document, group.rank());
   });
-  // It does not fail by itself; if the machine does, all ranks hear of it.
+  // It does not fail by itself. If the system fails, all ranks get the error.
   snapshot::agree(group, restore);
   if (impl_->leads()) snapshot::warn_of_other_rates(parts, before);
   return position;
@@ -187,7 +187,7 @@ std::vector<SnapshotInfo> Snapshots::list() const {
     } catch (const snapshot::DamagedError& error) {
       base::log_debug("not listed: {}", error.what());
     } catch (const snapshot::GoneError&) {
-      // A writer has removed it since.
+      // A writer has removed it in the meantime.
     }
   }
   return all;

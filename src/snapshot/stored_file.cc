@@ -19,28 +19,28 @@ using nlohmann::json;
 
 namespace {
 
-// Small enough that the checksum goes over bytes that are still in the cache.
+// Small enough for the bytes to be in the cache when the checksum is computed.
 constexpr size_t kReadBytes = size_t{1} << 20;
 
 constexpr const char* kDamagedHint = "use an earlier snapshot; if this one was copied, copy it again";
-constexpr const char* kForeignHint = "`lockstep snapshot import` takes files of other programs";
+constexpr const char* kForeignHint = "use `lockstep snapshot import` for files of other programs";
 
 const char* reading_hint(int error) {
   switch (error) {
     case ENOENT:
-      return "look at what is there with `lockstep snapshot ls`";
+      return "list the snapshots with `lockstep snapshot ls`";
     case EACCES:
     case EPERM:
-      return "it must be readable by this user";
+      return "make it readable for this user";
     case EMFILE:
     case ENFILE:
       return "too many files are open: raise `ulimit -n`, or close files that are not needed";
     case ENOMEM:
       return "free memory, or use a machine with more";
     case ESTALE:
-      return "the file server lost track of it: try again, or mount the file system anew";
+      return "the file server lost the file: try again, or mount the file system again";
     default:
-      return "look for errors of the disk or file server in the kernel's log (dmesg)";
+      return "check the kernel's log (dmesg) for errors of the disk or the file server";
   }
 }
 
@@ -48,7 +48,7 @@ const char* kind_of_file(mode_t mode) {
   return S_ISDIR(mode) ? "a directory" : S_ISFIFO(mode) ? "a named pipe" : "a device or socket";
 }
 
-// Of the format; 0 if it is no number, nothing if the file does not say.
+// The version of the format; 0 if it is not a number, nothing if the file has none.
 std::optional<uint64_t> version_in(const Header& header) {
   const auto found = header.metadata.find(kVersionKey);
   if (found == header.metadata.end()) return std::nullopt;
@@ -62,24 +62,24 @@ bool is_pickled(std::string_view first_bytes) {
   return first_bytes.starts_with("PK\x03\x04") || first_bytes.starts_with("\x80\x02");
 }
 
-// Where its own digits stand in the header, the checksum counts zeros.
+// Whether the header has a checksum in the fixed place, where it counts as zeros.
 bool has_checksum(std::string_view header) {
   return header.starts_with(kChecksumPrefix) && header.size() >= kChecksumPrefix.size() + Checksum::kDigits;
 }
 
 json parse_about(const StoredFile& file, const std::string& text) {
   if (text.size() > kMostAboutBytes) {
-    file.damaged(
-        fmt::format("what it says about the run has {} bytes, of {} at most", text.size(), kMostAboutBytes));
+    file.damaged(fmt::format("the description of its run has {} bytes; the limit is {}", text.size(),
+                             kMostAboutBytes));
   }
   const auto not_too_deep = [&](int depth, json::parse_event_t, json&) {
-    if (depth > kMostAboutDepth) file.damaged("what it says about the run is nested too deep");
+    if (depth > kMostAboutDepth) file.damaged("the description of its run is nested too deeply");
     return true;
   };
   try {
     return json::parse(text, not_too_deep);
   } catch (const json::exception&) {
-    file.damaged("what it says about the run is not JSON");
+    file.damaged("the description of its run is not JSON");
   }
 }
 
@@ -99,14 +99,14 @@ StoredFile::StoredFile(const std::filesystem::path& path, Origin origin) : path_
 }
 
 void StoredFile::open() {
-  // Not to wait for the other end if it is a pipe.
+  // Non-blocking, so that opening a named pipe does not wait for a writer.
   fd_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd_) fail_to("open", errno);
   struct stat status = {};
   if (::fstat(fd_.get(), &status) != 0) fail_to("open", errno);
   if (!S_ISREG(status.st_mode)) {
     refuse(fmt::format("it is not a regular file but {}", kind_of_file(status.st_mode)),
-           "name a .safetensors file");
+           "pass the path of a .safetensors file");
   }
   bytes_ = left_ = static_cast<uint64_t>(status.st_size);
 }
@@ -125,20 +125,20 @@ void StoredFile::read_header(Origin origin) {
 
   const bool ours = header_.metadata.contains(kAboutKey) || text.starts_with(kChecksumPrefix);
   if (ours) take_checksum(text, length);
-  // The checksum before the version: one flipped bit makes a version that does not exist. A version to come
-  // may have a checksum that is not known here, and then its word is taken for it.
+  // Verifies the checksum before it trusts the version, because a flipped bit can turn the version into a
+  // newer one. A newer version may use an unknown checksum, which is then not verified.
   const auto version = ours ? version_in(header_) : std::nullopt;
   if (version && *version > kFormatVersion) {
     finish();
     throw_as<NewerFormatError>(
-        fmt::format("it is written by a newer lockstep: format version {}, this one reads up to {}", *version,
-                    kFormatVersion),
+        fmt::format("it was written by a newer lockstep: format version {}, this one reads up to {}",
+                    *version, kFormatVersion),
         "use the lockstep that wrote it, or a newer one");
   }
   if (!wrong.empty() && is_pickled(length)) throw_as<DamagedError>("it is a .pt file", kForeignHint);
   if (!wrong.empty()) damaged(wrong);
   if (version && *version == 0) {
-    damaged(fmt::format("its format version is {}, which is no number",
+    damaged(fmt::format("its format version is {}, which is not a number",
                         base::quote(header_.metadata.at(kVersionKey))));
   }
 
@@ -147,14 +147,14 @@ void StoredFile::read_header(Origin origin) {
     throw_as<DamagedError>("it is a safetensors file of another program", kForeignHint);
   }
   const auto expected = kLengthBytes + text.size() + header_.data_bytes();
-  if (bytes_ < expected) damaged(fmt::format("it is cut short: {} bytes, of {}", bytes_, expected));
+  if (bytes_ < expected) damaged(fmt::format("it is cut short: it has {} bytes of {}", bytes_, expected));
   if (bytes_ > expected) damaged(fmt::format("it has {} bytes after its end", bytes_ - expected));
   if (foreign_) return;
   const auto found = header_.metadata.find(kAboutKey);
-  if (found == header_.metadata.end()) damaged("it does not say anything about the run");
+  if (found == header_.metadata.end()) damaged("it has no description of its run");
   about_ = parse_about(*this, found->second);
   if (digits_.empty()) {
-    damaged("its checksum is not where lockstep puts it: another program has written this file anew");
+    damaged("its checksum is not where lockstep puts it: another program has rewritten the file");
   }
 }
 
@@ -186,7 +186,7 @@ void StoredFile::finish() {
   while (left_ > 0) read(piece.data(), std::min<uint64_t>(left_, piece.size()));
   if (digits_.empty()) return;
   if (const auto found = checksum_.digits(); found != digits_) {
-    damaged(fmt::format("its checksum is wrong: {} stands in it, {} is that of its bytes",
+    damaged(fmt::format("its checksum is wrong: the file contains {}, but its bytes have {}",
                         base::quote(digits_), base::quote(found)));
   }
 }
@@ -201,11 +201,11 @@ void StoredFile::refuse(const std::string& evidence, const std::string& hint) co
 
 void StoredFile::fail_to(const char* verb, int error) const {
   struct stat link = {};
-  // A file server tells of a removed file that is still open as ESTALE.
+  // A file server reports ESTALE for a removed file that is still open.
   const bool may_be_gone = error == ENOENT || error == ESTALE;
   const bool gone = may_be_gone && ::lstat(path_.c_str(), &link) != 0 && errno == ENOENT;
   if (error == ENOENT && !gone && S_ISLNK(link.st_mode)) {
-    refuse("it is a link to a file that is not there", "bring that file back, or remove the link");
+    refuse("it is a link to a file that is not there", "restore that file, or remove the link");
   }
   const auto message =
       base::compose({.what = fmt::format("cannot {} the snapshot {}", verb, base::printable(path_.string())),

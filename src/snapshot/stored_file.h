@@ -1,9 +1,8 @@
-// A snapshot on the disk: its header, which is read and makes sense, and then its data, from the beginning to
-// the end. Nothing here needs a tensor.
+// Reads a snapshot from disk without creating tensors: first the header, which is parsed and validated, then
+// the data, in order.
 //
-// Trusts nothing: whatever the bytes are, the outcome is a file that can be read or a SnapshotError that
-// names it and says what is wrong. Only DamagedError says that the file is no good; any other may be
-// different the next time.
+// Accepts any input: the result is a readable file, or a SnapshotError that names the file and the problem.
+// Only DamagedError means that the file itself is bad; other errors may be temporary.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +19,22 @@
 
 namespace lockstep::snapshot {
 
-// Which files are taken. Those of other programs have no checksum, and their `about` is an empty object.
+// Which files to accept. Files of other programs have no checksum, and their `about` is an empty object.
 enum class Origin { Lockstep, Any };
 
-// The bytes are not those of a snapshot, or not those that were written.
+// The file is not a snapshot, or its bytes have changed since it was written.
 class DamagedError : public SnapshotError {
  public:
   using SnapshotError::SnapshotError;
 };
 
-// The file is whole, but only a newer lockstep can read it.
+// The file is intact, but needs a newer lockstep.
 class NewerFormatError : public SnapshotError {
  public:
   using SnapshotError::SnapshotError;
 };
 
-// There is no such file, or none any more: a writer removes old ones.
+// The file does not exist, or no longer does: a writer removes old snapshots.
 class GoneError : public SnapshotError {
  public:
   using SnapshotError::SnapshotError;
@@ -45,14 +44,14 @@ class StoredFile {
  public:
   StoredFile(const std::filesystem::path& path, Origin origin);
 
-  uint64_t bytes() const { return bytes_; }  // the whole file
+  uint64_t bytes() const { return bytes_; }  // of the whole file
   const Header& header() const { return header_; }
   const nlohmann::json& about() const { return about_; }
-  bool foreign() const { return foreign_; }  // not of lockstep
+  bool foreign() const { return foreign_; }  // written by another program
 
-  // The next bytes of the data.
+  // Reads the next bytes of the data.
   void read(char* to, uint64_t count);
-  // Reads what is left, and throws unless the checksum of all bytes is right.
+  // Reads the rest, and throws DamagedError unless the checksum of all bytes is right.
   void finish();
 
   [[noreturn]] void damaged(const std::string& evidence) const;
@@ -68,25 +67,25 @@ class StoredFile {
 
   std::filesystem::path path_;
   base::Fd fd_;
-  uint64_t bytes_ = 0, left_ = 0;  // left_: of the whole file
+  uint64_t bytes_ = 0, left_ = 0;  // of the whole file; not read yet
   Header header_;
   nlohmann::json about_ = nlohmann::json::object();
   bool foreign_ = false;
-  Checksum checksum_;   // of what has been read
-  std::string digits_;  // what it must be at the end; empty if nothing says so
+  Checksum checksum_;   // of the bytes read so far
+  std::string digits_;  // the expected checksum of the whole file; empty if there is none
 };
 
 struct Summary {
   nlohmann::json about;
-  uint64_t bytes = 0;  // the whole file
+  uint64_t bytes = 0;  // of the whole file
   std::vector<TensorInfo> tensors;
-  bool foreign = false;  // not of lockstep
+  bool foreign = false;  // written by another program
 };
 
-// Reads the header only. Checks that the file is as long as it says, but not the checksum.
+// Reads only the header. Checks the length of the file, but not its checksum.
 Summary read_summary(const std::filesystem::path& path, Origin origin = Origin::Lockstep);
 
-// Reads everything and keeps nothing.
+// Reads and checks the whole file.
 void verify_file(const std::filesystem::path& path, Origin origin = Origin::Lockstep);
 
 }  // namespace lockstep::snapshot

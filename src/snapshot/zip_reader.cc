@@ -18,15 +18,15 @@ namespace lockstep::snapshot {
 
 namespace {
 
-// The records of the format (APPNOTE.TXT of PKWARE): their marks and fixed sizes.
+// The records of the format (PKWARE's APPNOTE.TXT): their signatures and fixed sizes.
 constexpr std::string_view kEndMark{"PK\5\6", 4}, kEnd64Mark{"PK\6\6", 4}, kLocator64Mark{"PK\6\7", 4},
     kCentralMark{"PK\1\2", 4}, kLocalMark{"PK\3\4", 4};
 constexpr uint64_t kEndBytes = 22, kEnd64Bytes = 56, kLocator64Bytes = 20, kCentralBytes = 46,
                    kLocalBytes = 30;
 constexpr uint64_t kLongestComment = 0xffff;
-constexpr uint32_t kIn64 = 0xffffffff;  // the value stands in a field of 64 bits elsewhere
+constexpr uint32_t kIn64 = 0xffffffff;  // the value is in a 64-bit field elsewhere
 
-// Even of a very large model, names and places are a few megabytes.
+// The directory of even a very large model takes only a few megabytes.
 constexpr uint64_t kLargestDirectory = uint64_t{256} << 20;
 
 uint64_t little_endian(std::string_view bytes, size_t offset, int count) {
@@ -42,7 +42,7 @@ uint32_t u32(std::string_view bytes, size_t offset) {
 }
 uint64_t u64(std::string_view bytes, size_t offset) { return little_endian(bytes, offset, 8); }
 
-// CRC-32 of zip, eight bytes at a time: table k advances a byte over k further ones.
+// The CRC-32 of zip, eight bytes at a time: table k is for a byte followed by k others.
 class Crc {
  public:
   static uint32_t of(std::string_view bytes) {
@@ -79,7 +79,7 @@ class Crc {
   std::array<std::array<uint32_t, 256>, 8> of_;
 };
 
-// The values of 64 bits that stand for fields full of ones, in the order of those fields.
+// The 64-bit values that replace fields with all bits set, in the order of those fields.
 class Extra64 {
  public:
   explicit Extra64(std::string_view extra) {
@@ -90,7 +90,7 @@ class Extra64 {
       extra.remove_prefix(4 + size);
     }
   }
-  // False if it should be there and is not.
+  // Returns false if the 64-bit value is missing.
   bool take(uint32_t field, uint64_t& value) {
     value = field;
     if (field != kIn64) return true;
@@ -107,12 +107,12 @@ class Extra64 {
 }  // namespace
 
 ZipReader::ZipReader(const std::filesystem::path& path) : path_(path) {
-  const std::string hint = "check the path and that you may read it";
+  const std::string hint = "check the path and its permissions";
   fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a named pipe must not block
   if (!fd_) fail(base::errno_text(errno), hint);
   struct stat status = {};
   if (::fstat(fd_.get(), &status) != 0) fail(base::errno_text(errno), hint);
-  if (!S_ISREG(status.st_mode)) fail("it is not a regular file", "give the path of a file");
+  if (!S_ISREG(status.st_mode)) fail("it is not a regular file", "pass the path of a file");
   file_size_ = static_cast<uint64_t>(status.st_size);
   read_directory(find_directory());
 }
@@ -143,7 +143,7 @@ const ZipReader::Entry& ZipReader::entry(const std::string& name) const {
   if (found == entries_.end()) fail_damaged(fmt::format("it has no entry {}", base::quote(name)));
   if (!found->second.stored) {
     fail(fmt::format("its entry {} is compressed or encrypted", base::quote(name)),
-         "write it again with torch.save, which stores entries as they are");
+         "write it again with torch.save, which does not compress entries");
   }
   return found->second;
 }
@@ -154,7 +154,7 @@ void ZipReader::read_at(uint64_t offset, void* to, uint64_t count) const {
     const auto got =
         ::pread(fd_.get(), bytes, std::min<uint64_t>(count, 1 << 30), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail(base::errno_text(errno), "look for errors of the disk in the kernel's log (dmesg)");
+    if (got < 0) fail(base::errno_text(errno), "check the kernel's log (dmesg) for errors of the disk");
     if (got == 0) fail_damaged("it became shorter while it was read");
     bytes += got;
     offset += static_cast<uint64_t>(got);
@@ -169,21 +169,21 @@ std::string ZipReader::text_at(uint64_t offset, uint64_t count) const {
   return text;
 }
 
-ZipReader::Directory ZipReader::find_directory() const {
+ZipReader::CentralDirectory ZipReader::find_directory() const {
   const auto tail_bytes = std::min(file_size_, kEndBytes + kLongestComment);
   const auto tail = text_at(file_size_ - tail_bytes, tail_bytes);
   const auto at = tail.rfind(kEndMark);
   if (at == std::string::npos || tail.size() - at < kEndBytes) {
     const auto begin = text_at(0, std::min<uint64_t>(file_size_, 4));
     if (begin == kLocalMark) fail_damaged("it has no end: it was cut off");
-    // A pickle that starts with a long integer of ten bytes, its magic number.
+    // An old file is a pickle that starts with a ten-byte integer, its magic number.
     if (begin == "\x80\x02\x8a\x0a") {
       fail("it is in the format of PyTorch before 1.6",
-           "write it anew in Python: torch.save(torch.load('old.pt'), 'new.pt')");
+           "write it again in Python: torch.save(torch.load('old.pt'), 'new.pt')");
     }
-    fail("it is not a file of torch.save (not a zip)", "give it a file that torch.save wrote");
+    fail("it is not a file of torch.save (not a zip)", "pass a file that torch.save has written");
   }
-  Directory directory{.begin = u32(tail, at + 16), .size = u32(tail, at + 12)};
+  CentralDirectory directory{.begin = u32(tail, at + 16), .size = u32(tail, at + 12)};
   const auto end = file_size_ - tail_bytes + at;
   if (end >= kLocator64Bytes) {
     const auto locator = text_at(end - kLocator64Bytes, kLocator64Bytes);
@@ -194,12 +194,12 @@ ZipReader::Directory ZipReader::find_directory() const {
     }
   }
   if (directory.begin > end || end - directory.begin < directory.size) {
-    fail_damaged("its directory lies outside of it");
+    fail_damaged("its directory lies outside the file");
   }
   return directory;
 }
 
-void ZipReader::read_directory(const Directory& directory) {
+void ZipReader::read_directory(const CentralDirectory& directory) {
   if (directory.size > kLargestDirectory) fail_damaged("its directory is too large");
   directory_begin_ = directory.begin;
   const auto text = text_at(directory.begin, directory.size);
@@ -219,9 +219,9 @@ void ZipReader::read_directory(const Directory& directory) {
     uint64_t packed = 0;
     if (!extra.take(u32(rest, 24), entry.size) || !extra.take(u32(rest, 20), packed) ||
         !extra.take(u32(rest, 42), entry.header)) {
-      fail_damaged(fmt::format("the place of its entry {} is missing", base::quote(name)));
+      fail_damaged(fmt::format("the offset of its entry {} is missing", base::quote(name)));
     }
-    // Together too: entries that lie over each other could ask for any amount of memory.
+    // Also checks the total: overlapping entries could require any amount of memory.
     bytes += packed;
     if (packed > file_size_ || bytes > file_size_ || (entry.stored && packed != entry.size)) {
       fail_damaged(fmt::format("its entry {} is too large", base::quote(name)));

@@ -1,9 +1,9 @@
 // clip_grad_norm_.
 //
-// LibTorch's own reductions add in an order that depends on the number of threads and on the kind of CPU. If
-// that differed between ranks, so would the last bit of the norm, and the replicas would drift apart. So the
-// sum is made here: fixed blocks, in each a fixed number of running sums, everything in double and combined
-// in order.
+// LibTorch's reductions add in an order that depends on the number of threads and on the CPU model. If those
+// differ between ranks, so does the last bit of the norm, and the replicas drift apart. So this file does the
+// summation itself: in blocks of fixed size, each with a fixed number of running sums, all in double
+// precision and combined in a fixed order.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// ---- Norms. Each adds up terms; what they came to is turned into the norm at the end.
+// ---- Norms. Each accumulates terms; the root function passed to clip() turns the total into the norm.
 
 struct TwoNorm {
   static double add(double sum, double value) { return sum + value * value; }
@@ -46,7 +46,7 @@ struct PowerNorm {
 };
 
 struct LargestNorm {
-  // Not std::max, which loses a NaN.
+  // Not std::max, which drops a NaN.
   static double join(double a, double b) { return b > a || std::isnan(b) ? b : a; }
   static double add(double largest, double value) { return join(largest, std::abs(value)); }
 };
@@ -54,7 +54,7 @@ struct LargestNorm {
 // ---- One tensor
 
 constexpr int64_t kBlock = 1 << 14;
-// Running sums in a block: enough to keep the processor's adders busy and its vectors full.
+// Running sums in a block: enough to keep the CPU's adders and vector units busy.
 constexpr int64_t kLanes = 16;
 
 template <class Norm, class Value>
@@ -92,8 +92,8 @@ template <class Norm>
 double of_tensor(const Norm& norm, at::Tensor tensor) {
   tensor = tensor.detach().to(at::kCPU);
   if (tensor.is_complex()) tensor = tensor.abs();
-  // The order of the elements does not matter, so any strides without gaps will do: they are the same on all
-  // ranks.
+  // The order of the elements does not matter as long as it is the same on all ranks, so any dense strides
+  // will do.
   if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
   switch (tensor.scalar_type()) {
     case at::kFloat:
@@ -137,7 +137,7 @@ std::vector<Gradient> gradients_of(const std::vector<at::Tensor>& parameters) {
   return gradients;
 }
 
-// Entries of the same element count together, as their sum.
+// The entries of a sparse gradient that refer to the same element are added up.
 at::Tensor elements_of(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
 }
@@ -145,7 +145,7 @@ at::Tensor elements_of(const at::Tensor& gradient) {
 [[noreturn]] void refuse_nonfinite(const std::vector<Gradient>& gradients, const std::vector<double>& sums,
                                    double norm) {
   const auto bad = std::find_if(sums.begin(), sums.end(), [](double sum) { return !std::isfinite(sum); });
-  std::string evidence = "each gradient by itself is finite";
+  std::string evidence = "each gradient on its own is finite";
   if (bad != sums.end()) {
     const auto& first = gradients[bad - sums.begin()];
     evidence =
@@ -154,23 +154,23 @@ at::Tensor elements_of(const at::Tensor& gradient) {
   }
   throw Error(base::compose({.what = fmt::format("the norm of the gradients is {}", norm),
                              .evidence = evidence,
-                             .hint = "look at the loss of this step, lower the learning rate, or leave the "
-                                     "step out: nothing has been scaled"}));
+                             .hint = "check the loss of this step, lower the learning rate, or skip the "
+                                     "step: nothing has been scaled"}));
 }
 
 void scale(const Gradient& of, double factor) {
   if (of.gradient.is_sparse()) {
-    // Also right when it is not coalesced: the sum of scaled entries is the scaled sum.
+    // Also correct if it is not coalesced: the sum of scaled entries is the scaled sum.
     of.gradient._values().mul_(factor);
   } else if (at::has_internal_overlap(of.gradient) == at::MemOverlap::Yes) {
-    // An expanded tensor cannot be written to.
+    // An expanded tensor cannot be written in place.
     of.parameter.mutable_grad() = of.gradient.mul(factor);
   } else {
     of.gradient.detach().mul_(factor);
   }
 }
 
-// root: turns the joined terms of all tensors into the norm.
+// root: converts the accumulated terms of all tensors to the norm.
 template <class Norm, class Root>
 double clip(const Norm& norm, const Root& root, const std::vector<at::Tensor>& parameters, double max_norm,
             bool error_if_nonfinite) {
@@ -186,7 +186,7 @@ double clip(const Norm& norm, const Root& root, const std::vector<at::Tensor>& p
   if (error_if_nonfinite && !std::isfinite(total)) refuse_nonfinite(gradients, sums, total);
   if (max_norm == kInfinity) return total;
 
-  // PyTorch's, with the same guard against a division by zero.
+  // The formula of PyTorch, including its guard against division by zero.
   const double factor = max_norm / (total + 1e-6);
   if (factor >= 1) return total;
   for (const auto& each : gradients) scale(each, factor);
@@ -202,8 +202,8 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
                                     .evidence = fmt::format("{} is {}", what, value),
                                     .hint = hint}));
   };
-  if (!(max_norm >= 0)) refuse("max_norm", max_norm, "give a number from 0 on");
-  if (!(norm_type > 0)) refuse("norm_type", norm_type, "give a number above 0, or infinity");
+  if (!(max_norm >= 0)) refuse("max_norm", max_norm, "pass a number of at least 0");
+  if (!(norm_type > 0)) refuse("norm_type", norm_type, "pass a number above 0, or infinity");
 
   const auto same = [](double sum) { return sum; };
   if (norm_type == 2) {

@@ -1,4 +1,4 @@
-// The group that a call was given.
+// Checks the group passed to a function of the public API. `call`: its name, for the error.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Progress: when to draw. What is drawn is made in progress_line.h, and goes out through screen.h.
+// Progress: decides when to draw. progress_line.h makes the text, screen.h writes it.
 #include <fmt/format.h>
 #include <optional>
 
@@ -20,8 +20,8 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kBetweenDraws = 100ms;
-constexpr auto kBetweenLines = 1s, kLongestSilence = 10s;  // where lines stay
-// A bar is drawn again soon, but its last state and what print() was given are not.
+constexpr auto kBetweenLines = 1s, kLongestSilence = 10s;  // on output that is not a terminal
+// A dropped bar is soon drawn again; the last line and the lines of print() are not.
 constexpr auto kPatience = 0ms, kLastPatience = 1000ms;
 
 constexpr std::string_view kTakeBack = "\r\033[K";
@@ -36,19 +36,19 @@ struct Progress::Impl {
   Impl(const ProcessGroup& group, ProgressOptions given)
       : options(std::move(given)), world_size(group.world_size()) {
     if (options.steps < 0)
-      refuse(fmt::format("there are {} steps", options.steps), "give 0 if it is not known");
+      refuse(fmt::format("there are {} steps", options.steps), "pass 0 if the number is not known");
     if (group.rank() != 0) return;
     screen.emplace(options.out);
-    state.label = train::printable(options.label);
-    state.unit = train::printable(options.unit);
+    state.label = train::without_controls(options.label);
+    state.unit = train::without_controls(options.unit);
     state.steps = options.steps;
     began = last_shown = now();
   }
 
-  // On all ranks, so that a mistake is not rank 0's alone.
+  // On all ranks, so that wrong arguments fail everywhere and not on rank 0 only.
   void check_step(int64_t samples) const {
-    if (finished) refuse("it has been finished", "make a new one for each epoch");
-    if (samples < 0) refuse(fmt::format("a step had {} samples", samples), "give the size of the batch");
+    if (finished) refuse("it is already finished", "make a new one for each epoch");
+    if (samples < 0) refuse(fmt::format("a step had {} samples", samples), "pass the size of the batch");
   }
 
   Clock::time_point now() const { return options.clock ? options.clock() : Clock::now(); }
@@ -65,7 +65,7 @@ struct Progress::Impl {
   bool line_is_due(Clock::time_point time) const {
     const auto since = time - last_shown;
     if (since >= kLongestSilence) return true;
-    // The line of the last tenth is finish()'s.
+    // finish() prints the line of the last tenth.
     return since >= kBetweenLines && tenth() > last_tenth && state.done != state.steps;
   }
 
@@ -79,7 +79,7 @@ struct Progress::Impl {
     last_tenth = tenth();
     const auto end = state.finished || !screen->redraws() ? "\n" : "";
     if (screen->redraws()) {
-      // Not the last column: some terminals go to the next line after it.
+      // Leaves the last column free, because some terminals wrap after writing to it.
       const auto line = train::bar_line(state, screen->width() - 1, screen->colours());
       const bool drawn = screen->write(fmt::format("{}{}{}", kTakeBack, line, end), patience);
       bar_is_there = !state.finished && (drawn || bar_is_there);
@@ -97,10 +97,10 @@ struct Progress::Impl {
   const int world_size;
   bool finished = false;
 
-  // The rest is rank 0's only.
+  // The rest is used on rank 0 only.
   std::optional<train::Screen> screen;
   train::ProgressState state;
-  at::Tensor loss;  // the latest, if it came as a tensor and has not been shown
+  at::Tensor loss;  // the latest loss, if it was passed as a tensor and has not been shown
   Clock::time_point began, last_shown;
   int64_t last_tenth = 0;
   bool bar_is_there = false;
@@ -116,7 +116,7 @@ Progress::~Progress() {
   try {
     finish();
   } catch (...) {
-    // A loss that cannot be read is the loop's trouble. Here it is only the line that must end.
+    // A loss that cannot be read is reported where the loop uses it. Here only the line has to be ended.
     if (impl_->bar_is_there) impl_->screen->write("\n", kLastPatience);
   }
 }
@@ -138,10 +138,10 @@ void Progress::step(const at::Tensor& loss, int64_t samples) {
   impl_->check_step(samples);
   if (loss.defined() && (loss.numel() != 1 || loss.is_complex())) {
     refuse(fmt::format("the loss has {} {} elements", loss.numel(), c10::toString(loss.scalar_type())),
-           "give one number, as mean() makes it");
+           "pass a single number, e.g. a mean()");
   }
   if (!impl_->screen) return;
-  // Detached: the graph behind it must not live until the next step.
+  // Detached, so that its graph is not kept alive until the next step.
   if (loss.defined()) impl_->loss = loss.detach();
   impl_->count(samples);
 }

@@ -10,11 +10,11 @@ namespace lockstep::train {
 
 namespace {
 
-constexpr int kSmallestBar = 8, kLargestBar = 40;  // columns, with its brackets
+constexpr int kSmallestBar = 8, kLargestBar = 40;  // columns, including the brackets
 constexpr std::string_view kGap = "  ";
 
-// Columns of UTF-8 text. Rather too many than too few, or the line would wrap: characters from the scripts
-// that have wide ones all count as wide.
+// The width of UTF-8 text in columns. Never too small, or the line would wrap: all characters of scripts that
+// have wide characters count as wide.
 int columns(std::string_view text) {
   int columns = 0;
   for (const char c : text) {
@@ -25,7 +25,7 @@ int columns(std::string_view text) {
   return columns;
 }
 
-// Its beginning, without half characters.
+// The first `width` columns, without splitting a character.
 std::string cut(std::string_view text, int width) {
   size_t end = 0;
   while (end < text.size()) {
@@ -37,13 +37,13 @@ std::string cut(std::string_view text, int width) {
   return std::string(text.substr(0, end));
 }
 
-// Steps are counted one by one, so they are shown in full as long as anybody reads them.
+// Shows step counts in full up to seven digits, because they increase by one.
 std::string count_text(int64_t count) {
   return count < 10'000'000 ? std::to_string(count) : short_number(static_cast<double>(count));
 }
 
 std::string percent_text(const ProgressState& state) {
-  // Rounded down: 100 % is the end.
+  // Rounded down, so that 100 % means finished.
   return state.steps > 0 ? fmt::format("{:3}%", std::min<int64_t>(parts_done(state, 100), 100)) : "";
 }
 
@@ -79,7 +79,7 @@ std::string bar_text(const ProgressState& state, int width, bool colour) {
   return colour ? fmt::format("[\033[32m{}\033[0m{}]", head, rest) : fmt::format("[{}{}]", head, rest);
 }
 
-// The parts of a line, in their order. Numbers are padded, so that the bar between them keeps its length.
+// The parts of a line, in order. Numbers are padded, so that the bar between them keeps its length.
 enum Part { kLabel, kPercent, kBar, kDone, kLoss, kSampleRate, kStepRate, kTime, kParts };
 using Parts = std::array<std::string, kParts>;
 
@@ -121,13 +121,13 @@ std::string bar_line(const ProgressState& state, int width, bool colour) {
   const bool with_bar = state.steps > 0;
   const auto room_for_bar = [&] { return width - columns(join(parts)) - static_cast<int>(kGap.size()); };
   if (with_bar && room_for_bar() < kSmallestBar) parts[kStepRate].clear();
-  // What one misses least goes first.
+  // In the order in which parts are left out, the least important first.
   for (const auto part : {kStepRate, kSampleRate, kLabel, kDone, kTime, kLoss}) {
     if (columns(join(parts)) <= width) break;
     parts[part].clear();
   }
   if (with_bar && room_for_bar() >= kSmallestBar) {
-    // Its colour has no columns, so the line must not be cut any more.
+    // From here on the line must not be cut: it contains colour codes, which have no width.
     parts[kBar] = bar_text(state, std::min(room_for_bar(), kLargestBar), colour);
     return join(parts);
   }
@@ -138,7 +138,7 @@ std::string short_number(double value) {
   constexpr std::string_view kSuffixes = " kMGTPE";
   if (!std::isfinite(value)) return "?";
   size_t suffix = 0;
-  // From here on three digits would round to 1000; the same below for 100 and 10.
+  // Three digits would round to 1000 from here on; the limits below do the same for 100 and 10.
   while (value >= 999.5 && suffix + 1 < kSuffixes.size()) {
     value /= 1000;
     ++suffix;
@@ -154,7 +154,7 @@ std::string short_number(double value) {
 }
 
 std::string duration(double seconds) {
-  // Also what is not a number. Nobody waits for a thousand years, and beyond integers end.
+  // Also for NaN. A thousand years is no useful estimate, and larger values overflow the integer.
   if (!(seconds < 3e10)) return "?";
   const auto whole = static_cast<int64_t>(std::max(seconds, 0.0) + 0.5);
   const auto hours = whole / 3600, minutes = whole / 60 % 60;
@@ -163,7 +163,7 @@ std::string duration(double seconds) {
   return fmt::format("{}:{:02}", minutes, whole % 60);
 }
 
-std::string printable(std::string_view text) {
+std::string without_controls(std::string_view text) {
   std::string result(text);
   std::replace_if(
       result.begin(), result.end(), [](char c) { return (c >= 0 && c < ' ') || c == '\x7f'; }, ' ');

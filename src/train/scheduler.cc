@@ -1,4 +1,4 @@
-// Scheduler and ReduceLROnPlateau: what sets an optimizer's learning rates.
+// Scheduler and ReduceLROnPlateau, which set the learning rates of an optimizer.
 #include <algorithm>
 #include <fmt/format.h>
 #include <utility>
@@ -20,7 +20,7 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> s
     throw UsageError(base::compose(
         {.what = "Scheduler was given the wrong number of schedules",
          .evidence = fmt::format("{} for {} parameter groups", schedules_.size(), groups.size()),
-         .hint = "give one for each group, or a single one for all"}));
+         .hint = "pass one for each group, or a single one for all"}));
   }
   for (const auto& schedule : schedules_) {
     if (!schedule) throw UsageError("Scheduler was given a schedule that is an empty function");
@@ -32,7 +32,7 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> s
 void Scheduler::step() { set_last_step(step_ + 1); }
 
 void Scheduler::set_last_step(int64_t step) {
-  if (step < 0) throw UsageError(fmt::format("a Scheduler counts steps from 0, and was given {}", step));
+  if (step < 0) throw UsageError(fmt::format("a Scheduler counts steps from 0, but was given {}", step));
   step_ = step;
   apply();
 }
@@ -41,9 +41,9 @@ void Scheduler::apply() {
   auto& groups = optimizer_.param_groups();
   if (groups.size() != base_lrs_.size()) {
     throw UsageError(
-        base::compose({.what = "the optimizer has got parameter groups since its Scheduler was made",
+        base::compose({.what = "parameter groups were added to the optimizer after its Scheduler was made",
                        .evidence = fmt::format("{} then, {} now", base_lrs_.size(), groups.size()),
-                       .hint = "add all groups first, and make the Scheduler then"}));
+                       .hint = "add all groups before making the Scheduler"}));
   }
   last_lrs_.clear();
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -55,10 +55,10 @@ void Scheduler::apply() {
 void Scheduler::check(const State& state) const {
   if (state.last_step >= 0 && state.base_lrs.size() == base_lrs_.size()) return;
   throw SnapshotError(base::compose(
-      {.what = "this is a state of another Scheduler",
-       .evidence = fmt::format("it is at step {} with {} parameter groups, and the optimizer has {}",
+      {.what = "this is the state of another Scheduler",
+       .evidence = fmt::format("it is at step {} with {} parameter groups, but the optimizer has {}",
                                state.last_step, state.base_lrs.size(), base_lrs_.size()),
-       .hint = "make the optimizer as it was when the state was saved"}));
+       .hint = "make the optimizer with the parameter groups that it had when the state was saved"}));
 }
 
 void Scheduler::restore(const State& state) {
@@ -73,7 +73,7 @@ ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer, Plateau
   if (!(options_.factor < 1)) {
     throw UsageError(base::compose({.what = "ReduceLROnPlateau cannot reduce the learning rate",
                                     .evidence = fmt::format("the factor is {}", options_.factor),
-                                    .hint = "give one below 1"}));
+                                    .hint = "pass a factor below 1"}));
   }
   if (options_.maximize) state_.best = -state_.best;
 }

@@ -1,4 +1,4 @@
-// The schedules: closed forms of Python's torch.optim.lr_scheduler.
+// The schedules of Python's torch.optim.lr_scheduler, in closed form.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -19,32 +19,31 @@ using std::numbers::pi;
 
 void require(bool right, const char* schedule, const std::string& evidence, const char* hint) {
   if (right) return;
-  throw UsageError(
-      base::compose({.what = fmt::format("schedules::{} was given arguments that cannot be right", schedule),
-                     .evidence = evidence,
-                     .hint = hint}));
+  throw UsageError(base::compose({.what = fmt::format("schedules::{} was given invalid arguments", schedule),
+                                  .evidence = evidence,
+                                  .hint = hint}));
 }
 
 void require_steps(int64_t steps, const char* schedule, const char* argument) {
-  require(steps > 0, schedule, fmt::format("{} is {}", argument, steps), "give a number of steps above 0");
+  require(steps > 0, schedule, fmt::format("{} is {}", argument, steps), "pass a number of steps above 0");
 }
 
 void require_callable(const std::vector<Schedule>& schedules, const char* schedule) {
   const bool all = std::all_of(schedules.begin(), schedules.end(), [](const auto& one) { return bool(one); });
-  require(all, schedule, "one of the schedules is empty", "give functions of the step and the base");
+  require(all, schedule, "one of the schedules is empty", "pass functions of the step and the base");
 }
 
 double ratio(int64_t steps, int64_t of) { return static_cast<double>(steps) / static_cast<double>(of); }
 
-// From `from` to `to` as `share` goes from 0 to 1.
-double wave(double from, double to, double share) {
-  return to + (from - to) * (1 + std::cos(pi * share)) / 2;
+// From `from` to `to` as `fraction` increases from 0 to 1.
+double wave(double from, double to, double fraction) {
+  return to + (from - to) * (1 + std::cos(pi * fraction)) / 2;
 }
-double line(double from, double to, double share) { return from + (to - from) * share; }
+double line(double from, double to, double fraction) { return from + (to - from) * fraction; }
 
 double power_of(double gamma, int64_t times) { return std::pow(gamma, static_cast<double>(times)); }
 
-// What happens between two steps, the second included.
+// A phase of one_cycle: it lasts until the step `end`, included.
 struct Phase {
   double end;
   double from, to;
@@ -53,7 +52,7 @@ struct Phase {
 }  // namespace
 
 Schedule lambda(std::function<double(int64_t)> factor) {
-  require(bool(factor), "lambda", "the function is empty", "give a function of the step");
+  require(bool(factor), "lambda", "the function is empty", "pass a function of the step");
   return [factor = std::move(factor)](int64_t step, double base) { return base * factor(step); };
 }
 
@@ -114,7 +113,7 @@ Schedule cosine_annealing_warm_restarts(int64_t T_0, int64_t T_mult, double eta_
 Schedule one_cycle(double max_lr, int64_t total_steps, OneCycleOptions options) {
   require_steps(total_steps, "one_cycle", "total_steps");
   require(options.pct_start >= 0 && options.pct_start <= 1, "one_cycle",
-          fmt::format("pct_start is {}", options.pct_start), "give a share between 0 and 1");
+          fmt::format("pct_start is {}", options.pct_start), "pass a fraction between 0 and 1");
   const double initial = max_lr / options.div_factor, last = initial / options.final_div_factor;
   const double steps = static_cast<double>(total_steps), rising = options.pct_start * steps;
   std::vector<Phase> phases{{rising - 1, initial, max_lr}};
@@ -125,16 +124,16 @@ Schedule one_cycle(double max_lr, int64_t total_steps, OneCycleOptions options) 
     double begin = 0;
     auto phase = phases.begin();
     for (; phase + 1 != phases.end() && at > phase->end; ++phase) begin = phase->end;
-    // A cycle of one step has no length.
-    const double share = phase->end > begin ? (at - begin) / (phase->end - begin) : 1;
-    return (options.linear ? line : wave)(phase->from, phase->to, share);
+    // A cycle of one step has a phase of length 0.
+    const double fraction = phase->end > begin ? (at - begin) / (phase->end - begin) : 1;
+    return (options.linear ? line : wave)(phase->from, phase->to, fraction);
   };
 }
 
 Schedule sequential(std::vector<Schedule> schedules, std::vector<int64_t> milestones) {
   require(milestones.size() + 1 == schedules.size(), "sequential",
           fmt::format("{} schedules and {} milestones", schedules.size(), milestones.size()),
-          "give one milestone less than schedules: the step at which each but the first begins");
+          "pass one milestone fewer than schedules: the step at which each schedule after the first begins");
   require(std::is_sorted(milestones.begin(), milestones.end()), "sequential",
           "the milestones are not in order", "count them all from step 0");
   require_callable(schedules, "sequential");
@@ -156,7 +155,7 @@ Schedule chained(std::vector<Schedule> schedules) {
 Schedule warmup_cosine(int64_t warmup_steps, int64_t total_steps, double eta_min, double start_factor) {
   require(warmup_steps > 0 && warmup_steps < total_steps, "warmup_cosine",
           fmt::format("{} of {} steps are for the warm-up", warmup_steps, total_steps),
-          "give fewer steps for the warm-up than in total, and more than 0");
+          "pass a number of warm-up steps above 0 and below the total");
   const auto both = sequential(
       {linear(start_factor, 1, warmup_steps), cosine_annealing(total_steps - warmup_steps, eta_min)},
       {warmup_steps});

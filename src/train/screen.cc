@@ -11,7 +11,7 @@ namespace lockstep::train {
 
 namespace {
 
-// For terminals that do not know their size.
+// For terminals that do not report their size.
 constexpr int kUsualWidth = 80;
 
 }  // namespace
@@ -20,7 +20,7 @@ Screen::Screen(int fd)
     : fd_(fd),
       redraws_(::isatty(fd) == 1 && base::env_string("TERM") != "dumb"),
       colours_(redraws_ && !base::env_string("NO_COLOR")),
-      // poll() would wait for it, and never see it ready.
+      // poll() ignores negative descriptors, so it would never report this one as ready.
       broken_(fd < 0) {}
 
 int Screen::width() const {
@@ -32,7 +32,7 @@ bool Screen::ready(const base::Deadline& deadline) {
   while (true) {
     pollfd waiting{.fd = fd_, .events = POLLOUT, .revents = 0};
     const int found = ::poll(&waiting, 1, deadline.poll_timeout());
-    // Seen before a write, a reader that is gone costs no SIGPIPE.
+    // Detecting a closed pipe before writing avoids SIGPIPE.
     if (found > 0) broken_ = (waiting.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
     if (found > 0) return !broken_;
     if (found == 0 || errno != EINTR) return false;
@@ -42,7 +42,7 @@ bool Screen::ready(const base::Deadline& deadline) {
 bool Screen::write(std::string_view text, std::chrono::milliseconds patience) {
   if (broken_) return false;
   const auto deadline = base::Deadline::in(patience);
-  // A pipe that is writable has room for a page, more than a line: a line is never left half written.
+  // A writable pipe has room for a page, which is more than a line, so a line is never half written.
   if (!ready(deadline)) return false;
   while (!text.empty()) {
     const auto written = ::write(fd_, text.data(), text.size());

@@ -1,6 +1,6 @@
-// Where progress is shown: a terminal, or a file or pipe.
+// The output of the progress bar: a terminal, a file or a pipe.
 //
-// Never waits for a reader longer than it is told to, and never throws: after an error it is silent.
+// Never waits for a reader longer than the given patience, and never throws: it stays silent after an error.
 #pragma once
 
 #include <chrono>
@@ -12,15 +12,16 @@ namespace lockstep::train {
 
 class Screen {
  public:
-  // The descriptor stays the caller's. TERM and NO_COLOR are read here.
+  // The caller owns the descriptor. Reads TERM and NO_COLOR.
   explicit Screen(int fd);
 
-  // A line on it can be taken back and drawn again.
+  // Whether a line can be erased and drawn again.
   bool redraws() const { return redraws_; }
   bool colours() const { return colours_; }
-  // In columns, now: windows change their size.
+  // The current width in columns; the user may resize the window.
   int width() const;
-  // All of it, or nothing if there is no room for it in time. False: nothing, or cut off by an error.
+  // Writes all of the text, or nothing if there is no room for it in time. False: nothing was written, or an
+  // error cut the text off.
   bool write(std::string_view text, std::chrono::milliseconds patience);
 
  private:

@@ -13,7 +13,7 @@ namespace lockstep {
 
 namespace {
 
-// The generator "splitmix64" after one step from `state`: neighbouring states give unrelated numbers.
+// One step of the generator "splitmix64" from `state`: neighbouring states yield unrelated numbers.
 uint64_t splitmix64(uint64_t state) {
   state += 0x9e3779b97f4a7c15U;
   state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -21,7 +21,7 @@ uint64_t splitmix64(uint64_t state) {
   return state ^ (state >> 31);
 }
 
-// Mixes the lower 31 bits, and gives different numbers for different ones: each step can be undone.
+// Permutes the 31-bit numbers: different inputs yield different outputs, because each step is invertible.
 uint32_t permute31(uint32_t number) {
   constexpr uint32_t kMask = 0x7fffffffU;
   number &= kMask;
@@ -32,11 +32,12 @@ uint32_t permute31(uint32_t number) {
 
 }  // namespace
 
-// Rank 0 has the seed itself, so that a world of one draws what the plain program draws.
+// Rank 0 gets the seed itself, so that a world of one draws the same numbers as a program without lockstep.
 //
-// LibTorch's CPU generator looks at the lower 32 bits only. Among that few, plain hashes of a thousand ranks
-// would meet once in ten thousand seeds; a permutation never does. The highest of the 32 is the seed's
-// turned over: no other rank meets rank 0, nor rank 0 of a run with another small seed.
+// LibTorch's CPU generator uses only the lower 32 bits. Among so few values, plain hashes of a thousand ranks
+// would collide for one in ten thousand seeds; a permutation never collides. The highest of the 32 bits is
+// the inverse of the seed's, so no other rank collides with rank 0, nor with rank 0 of a run with another
+// small seed.
 uint64_t train::seed_of(uint64_t seed, int rank) {
   if (rank == 0) return seed;
   const uint64_t mixed = splitmix64(seed);

@@ -1,11 +1,11 @@
-// The seed of a rank.
+// Derives the seeds of the ranks.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::train {
 
-// With Seeds::PerRank.
+// The seed that Seeds::PerRank gives to a rank.
 uint64_t seed_of(uint64_t seed, int rank);
 
 }  // namespace lockstep::train

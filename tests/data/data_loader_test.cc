@@ -1,4 +1,4 @@
-// lockstep::make_data_loader: LibTorch's batches, and a sampler that knows what the loop has been handed.
+// lockstep::make_data_loader: returns LibTorch's batches, and its sampler counts what the loop has received.
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using Rows = std::vector<int64_t>;
 
 constexpr size_t kPoints = 100;
 
-// A sample is its own index, collated into a tensor as most are.
+// Each sample is its own index, collated into a tensor as usual.
 struct Points : torch::data::datasets::Dataset<Points> {
   explicit Points(size_t size = kPoints) : size_(size) {}
   torch::data::Example<> get(size_t index) override {
@@ -42,7 +42,7 @@ Rows rows_in(const torch::data::Example<>& batch) {
 
 void append(Rows& to, const Rows& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-// The batches of a pass, or of what `most` of them are.
+// The batches of a pass, or its first `most`.
 template <class Loader>
 std::vector<Rows> batches_of(Loader& loader, size_t most = SIZE_MAX) {
   std::vector<Rows> batches;
@@ -86,7 +86,7 @@ TEST_P(DataLoaderTest, HandsOutWhatLibTorchsDoes) {
     theirs.set_epoch(epoch);
     loader->set_epoch(epoch);
     EXPECT_EQ(batches_of(*loader), batches_of(*plain));
-    EXPECT_EQ(ours.epoch(), epoch) << "the loader's sampler is the user's";
+    EXPECT_EQ(ours.epoch(), epoch) << "the loader uses the user's sampler";
   }
 }
 
@@ -100,7 +100,7 @@ TEST_P(DataLoaderTest, CountsWhatTheLoopWasHanded) {
     EXPECT_EQ(sampler.position(), handed);
   }
   EXPECT_EQ(handed, GetParam().drop_last ? 30 : 34);
-  EXPECT_EQ(sampler.position(), 34) << "at the end of a pass, also what drop_last left out";
+  EXPECT_EQ(sampler.position(), 34) << "at the end of a pass, including what drop_last left out";
   EXPECT_EQ(sampler.state().consumed, kPoints);
 }
 
@@ -108,10 +108,10 @@ TEST_P(DataLoaderTest, ABatchCountsWhenItIsTaken) {
   auto loader =
       lockstep::make_data_loader(stacked(), DistributedSampler(kPoints, 1, 0), GetParam().options());
   auto at = loader->begin();
-  EXPECT_EQ(loader->sampler().position(), 0) << "prefetched, not handed out";
+  EXPECT_EQ(loader->sampler().position(), 0) << "prefetched, but not received by the loop";
   EXPECT_EQ(at->target.size(0), 6);
   EXPECT_EQ((*at).target.size(0), 6);
-  EXPECT_EQ(loader->sampler().position(), 6) << "once";
+  EXPECT_EQ(loader->sampler().position(), 6) << "counted once";
   ++at;
   EXPECT_EQ(loader->sampler().position(), 6);
   EXPECT_FALSE(at == loader->end());
@@ -136,7 +136,7 @@ TEST_P(DataLoaderTest, GoesOnAfterAnyBatchAtTheSameWorld) {
 }
 
 TEST_P(DataLoaderTest, GoesOnAtAnotherWorldWithEachSampleOnce) {
-  constexpr size_t kEven = 96;  // divides by all of it, so that nothing is padded or dropped
+  constexpr size_t kEven = 96;  // a multiple of all batch and world sizes: nothing is padded or dropped
   Rows seen;
   SamplerState state;
   for (int rank = 0; rank < 2; ++rank) {
@@ -165,7 +165,7 @@ TEST_P(DataLoaderTest, ALoopLeftEarlyCanBeBegunAnew) {
   EXPECT_EQ(loader->sampler().position(), 18);
   const auto all = batches_of(*loader);
   ASSERT_GT(all.size(), 3U);
-  EXPECT_EQ(std::vector<Rows>(all.begin(), all.begin() + 3), some) << "the same epoch from its beginning";
+  EXPECT_EQ(std::vector<Rows>(all.begin(), all.begin() + 3), some) << "the same epoch from its start";
   EXPECT_EQ(loader->epoch(), 0);
 }
 
@@ -180,13 +180,14 @@ TEST_P(DataLoaderTest, AWholePassIsFollowedByTheNextEpoch) {
       lockstep::make_data_loader(stacked(), DistributedSampler(kPoints, 2, 0), GetParam().options());
   for (const int64_t epoch : {0, 1, 2}) {
     EXPECT_EQ(batches_of(*loader), of_epoch(epoch));
-    EXPECT_EQ(loader->epoch(), epoch) << "until the next loop begins";
+    EXPECT_EQ(loader->epoch(), epoch) << "until the next loop starts";
   }
   loader->set_epoch(2);
-  EXPECT_EQ(batches_of(*loader), of_epoch(2)) << "set_epoch wins, also for the same epoch";
+  EXPECT_EQ(batches_of(*loader), of_epoch(2)) << "set_epoch takes precedence, even with the same epoch";
   EXPECT_EQ(batches_of(*loader), of_epoch(3));
   loader->sampler().restore({.epoch = 7, .consumed = 24, .dataset_size = kPoints});
-  EXPECT_EQ(joined(batches_of(*loader)).size(), GetParam().drop_last ? 36U : 38U) << "restore wins";
+  EXPECT_EQ(joined(batches_of(*loader)).size(), GetParam().drop_last ? 36U : 38U)
+      << "restore takes precedence";
   EXPECT_EQ(batches_of(*loader), of_epoch(8));
 }
 
@@ -276,7 +277,7 @@ TEST(DataLoader, MakesItsOwnSampler) {
     for (const auto row : joined(first)) seen[row] += 1;
     group.all_reduce(seen);
     EXPECT_TRUE(torch::equal(seen, torch::ones_like(seen)));
-    EXPECT_NE(batches_of(*loader), first) << "another order, without set_epoch";
+    EXPECT_NE(batches_of(*loader), first) << "a new order without set_epoch";
 
     auto plain = lockstep::make_data_loader(stacked(), 10, {.shuffle = false});
     EXPECT_EQ(batches_of(*plain, 1).front()[1], 2 + group.rank());
@@ -287,12 +288,12 @@ TEST(DataLoader, MakesItsOwnSampler) {
   });
 }
 
-// ---- wrong use
+// ---- errors
 
 TEST(DataLoader, RefusesWhatCannotBeRight) {
   DistributedSampler sampler(kPoints, 2, 0);
   EXPECT_THAT(message_of<UsageError>([&] { lockstep::make_data_loader(stacked(99), sampler, 4); }),
-              HasSubstr("the sampler deals 100 samples, and the dataset has 99"));
+              HasSubstr("the sampler is for 100 samples, but the dataset has 99"));
   EXPECT_THAT(message_of<UsageError>([&] { lockstep::make_data_loader(stacked(), sampler, 0); }),
               HasSubstr("a batch size of 0"));
   EXPECT_THAT(message_of<UsageError>(
@@ -305,14 +306,14 @@ TEST(DataLoader, RefusesWhatCannotBeRight) {
 TEST(DataLoader, AdvanceBesideItIsRefused) {
   DistributedSampler sampler(kPoints, 2, 0);
   auto loader = lockstep::make_data_loader(stacked(), sampler, 4);
-  sampler.advance(4);  // before an iteration, it skips
+  sampler.advance(4);  // before an iteration: skips samples
   for (auto& batch : *loader) {
     EXPECT_EQ(sampler.state().consumed, 16);
     EXPECT_THAT(message_of<UsageError>([&] { sampler.advance(batch.data.size(0)); }),
-                AllOf(HasSubstr("counts what the loop is handed"), HasSubstr("remove")));
+                AllOf(HasSubstr("which counts by itself"), HasSubstr("remove")));
     break;
   }
-  // LibTorch's with the same sampler counts as ever.
+  // A loader of LibTorch's with the same sampler still counts as usual.
   auto plain = torch::data::make_data_loader(stacked(), sampler, 4);
   for (auto& batch : *plain) {
     sampler.advance(batch.data.size(0));
@@ -329,9 +330,9 @@ TEST(DataLoader, ALoopWithinItsOwnLoopIsRefused) {
               AllOf(HasSubstr("within its own loop"), HasSubstr("second loader")));
 }
 
-// ---- what the raw way is warned of
+// ---- warnings about loaders of LibTorch's
 
-// What a snapshot after `steps` steps of a pass warns of, the loop trained with autograd.
+// The warnings of a snapshot after `steps` steps of a pass whose loop trains with autograd.
 template <class Loader>
 std::string warnings_after(Loader& loader, const DistributedSampler& sampler, size_t steps,
                            bool advance = false) {
@@ -367,7 +368,7 @@ TEST(SamplerWarnings, AheadOfTheTrainingOnlyWhereItIs) {
                                  HasSubstr("sampler.advance(batch size)")));
       EXPECT_EQ(warning.find("ahead of"), warning.rfind("ahead of")) << "once";
     } else {
-      EXPECT_EQ(warning, "") << "all that was handed out is trained on";
+      EXPECT_EQ(warning, "") << "all samples handed out are trained on";
     }
 
     auto by_hand = torch::data::make_data_loader(stacked(), advanced, Options(10).workers(2));
@@ -398,9 +399,9 @@ TEST(SamplerWarnings, AForgottenSetEpochOnce) {
   };
   const auto nothing = [](DistributedSampler&) {};
   const auto warning = warnings_of({}, nothing);
-  EXPECT_THAT(warning, AllOf(HasSubstr("epoch 0 is dealt again in the same order"),
+  EXPECT_THAT(warning, AllOf(HasSubstr("epoch 0 is repeated in the same order"),
                              HasSubstr("sampler.set_epoch(epoch)"), HasSubstr("lockstep::make_data_loader")));
-  EXPECT_EQ(warning.find("dealt again"), warning.rfind("dealt again"));
+  EXPECT_EQ(warning.find("is repeated"), warning.rfind("is repeated"));
   EXPECT_EQ(warnings_of({.shuffle = false}, nothing), "");
   EXPECT_EQ(warnings_of({.exact = true}, nothing), "") << "for evaluation";
   EXPECT_EQ(warnings_of({}, [](DistributedSampler& sampler) { sampler.set_epoch(0); }), "");
@@ -409,7 +410,7 @@ TEST(SamplerWarnings, AForgottenSetEpochOnce) {
   ::testing::internal::CaptureStderr();
   batches_of(*loader);
   batches_of(*loader);
-  batches_of(*loader, 1);  // a look
+  batches_of(*loader, 1);  // inspects one batch
   batches_of(*loader);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   ::testing::internal::CaptureStderr();

@@ -1,5 +1,6 @@
-// DistributedSampler: whose sample is whose, how an epoch goes on after an interruption, and its manners in a
-// data loader (items 23, 24, 25). tests/parity/sampler compares it with Python's, for many more settings.
+// DistributedSampler: which rank gets which sample, how an epoch continues after an interruption (with any
+// number of ranks), exact evaluation, and its use in data loaders. tests/parity/sampler compares it with
+// Python's for many more settings.
 #include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,7 +56,7 @@ std::vector<DistributedSampler> all_ranks(size_t dataset_size, int world,
   return ranks;
 }
 
-// What the ranks got, in the order in which the list was dealt.
+// The samples of all ranks, in the order of the list that was distributed.
 Samples in_rounds(const std::vector<Samples>& by_rank) {
   Samples dealt;
   for (size_t k = 0;; ++k) {
@@ -79,7 +80,7 @@ std::string usage_error_of(const Body& body) {
   return "no error";
 }
 
-// A sample is its own index.
+// Each sample is its own index.
 struct Numbers : torch::data::datasets::Dataset<Numbers, int64_t> {
   explicit Numbers(size_t size) : size_(size) {}
   int64_t get(size_t index) override { return static_cast<int64_t>(index); }
@@ -99,7 +100,7 @@ Samples rest_of_loader(Loader& loader) {
   return seen;
 }
 
-// ---- who gets what
+// ---- assignment to ranks
 
 TEST(SamplerTest, GivesTheIndicesThatPythonGives) {
   const auto given = [](size_t dataset_size, int world, int rank, SamplerOptions options, int64_t epoch) {
@@ -112,7 +113,7 @@ TEST(SamplerTest, GivesTheIndicesThatPythonGives) {
   EXPECT_THAT(given(10, 3, 2, {.seed = 7}, 2), ElementsAre(8, 2, 4, 5));
   EXPECT_THAT(given(10, 3, 2, {.seed = 7, .drop_last = true}, 2), ElementsAre(8, 2, 4));
   EXPECT_THAT(given(7, 2, 1, {.shuffle = false}, 5), ElementsAre(1, 3, 5, 0));
-  // More padding than there are samples.
+  // Needs more padding than there are samples.
   EXPECT_THAT(given(2, 5, 4, {}, 0), ElementsAre(0));
 }
 
@@ -183,7 +184,7 @@ TEST(SamplerTest, AnOrderThatIsNotShuffledTakesNoMemory) {
 TEST(SamplerTest, OfAShuffledOrderOnlyThisRanksShareIsKept) {
   constexpr size_t kSize = 2'000'000;
   DistributedSampler sampler(kSize, 4, 1);
-  sampler.reset(1000);  // what LibTorch allocates once
+  sampler.reset(1000);  // for what LibTorch allocates once
   const auto before = bytes_in_use();
   for (int epoch = 0; epoch < 2; ++epoch) {
     sampler.reset(kSize);
@@ -235,7 +236,7 @@ TEST_P(SamplerLoaderTest, AnInterruptedEpochGoesOnInANewLoader) {
     for (const auto& batch : *loader) {
       trained.insert(trained.end(), batch.begin(), batch.end());
       sampler.advance(batch.size());
-      // Workers have been handed more by now.
+      // The workers have requested more by now.
       EXPECT_EQ(sampler.position(), trained.size());
       if (trained.size() == 20) break;
     }
@@ -253,7 +254,7 @@ TEST_P(SamplerLoaderTest, AnInterruptedEpochGoesOnInANewLoader) {
     EXPECT_EQ(again.state().consumed, std::min(trained.size() * 3, kSize));
   }
   EXPECT_EQ(trained, expected);
-  EXPECT_EQ(rest_of_loader(*loader), expected) << "forgetting set_epoch repeats the whole epoch";
+  EXPECT_EQ(rest_of_loader(*loader), expected) << "without set_epoch the whole epoch is repeated";
   again.set_epoch(7);
   EXPECT_EQ(rest_of_loader(*loader).size(), expected.size());
 }
@@ -268,7 +269,7 @@ TEST(SamplerTest, PositionIsWhatWasHandedOutUntilAdvanceCounts) {
   sampler.next(8);
   EXPECT_EQ(sampler.position(), 4);
   EXPECT_EQ(sampler.state().consumed, 8);
-  // The next epoch's first batches are handed out before the first of them is trained on.
+  // The loader requests the first batches of the next epoch before it is trained on.
   sampler.set_epoch(1);
   sampler.reset();
   sampler.next(8);
@@ -299,7 +300,7 @@ TEST(SamplerTest, WorksByHandWithIndicesAndAdvance) {
     sampler.set_epoch(epoch);
     const auto mine = sampler.indices();
     ASSERT_EQ(mine.size(), 15);
-    EXPECT_EQ(sampler.indices(), mine) << "asking counts nothing";
+    EXPECT_EQ(sampler.indices(), mine) << "indices() does not count";
     sampler.advance(6);
     EXPECT_EQ(sampler.indices(), Samples(mine.begin() + 6, mine.end()));
     EXPECT_EQ(sampler.state().consumed, 12);
@@ -316,13 +317,13 @@ TEST(SamplerTest, AdvanceBeforeAnIterationSkips) {
   EXPECT_EQ(sampler.position(), 0);
   EXPECT_EQ(sampler.state().consumed, 8);
   EXPECT_EQ(rest_of(sampler), Samples(mine.begin() + 4, mine.end()));
-  EXPECT_EQ(sampler.position(), 11) << "a skip is not a habit of counting";
+  EXPECT_EQ(sampler.position(), 11) << "skipping does not switch to counting by advance()";
 }
 
 TEST(SamplerTest, AMovedSamplerStaysUsable) {
   DistributedSampler sampler(10, 2, 0);
   auto loader = torch::data::make_data_loader(Numbers(10), std::move(sampler), 4);
-  sampler.set_epoch(3);  // NOLINT(bugprone-use-after-move): moving copies
+  sampler.set_epoch(3);  // NOLINT(bugprone-use-after-move): a move is a copy
   const auto expected = sampler.indices();
   EXPECT_EQ(expected.size(), 5);
   EXPECT_EQ(rest_of_loader(*loader), expected);
@@ -367,10 +368,10 @@ TEST(SamplerTest, CopiesInManyThreadsShareOneIteration) {
   EXPECT_EQ(all, expected);
 }
 
-// ---- going on after an interruption
+// ---- continuing after an interruption
 
-// Deals one epoch in several legs, each by another world that is interrupted anywhere; checks that together
-// they deal the epoch's order, one place after the other.
+// Distributes one epoch in several runs of different world sizes, each interrupted at any point. Checks that
+// together they follow the epoch's order without gaps or repetitions.
 void deal_in_legs(std::mt19937& random, size_t size, const SamplerOptions& options, bool one_world) {
   const auto below = [&](size_t end) { return std::uniform_int_distribution<size_t>(0, end - 1)(random); };
   const auto order = epoch_order(size, options, 4);
@@ -456,11 +457,11 @@ TEST(SamplerTest, AnotherEpochAfterARestoreBeginsAtItsBeginning) {
   EXPECT_EQ(sampler.epoch(), 3);
   EXPECT_EQ(sampler.position(), 0);
   EXPECT_EQ(sampler.indices().size(), 6);
-  EXPECT_EQ(sampler.size(), 10) << "len(sampler) is of a whole epoch";
+  EXPECT_EQ(sampler.size(), 10) << "len(sampler) is that of a whole epoch";
   sampler.set_epoch(4);
   EXPECT_EQ(sampler.indices().size(), 10);
   sampler.set_epoch(3);
-  EXPECT_EQ(sampler.indices().size(), 10) << "the restored position was given up";
+  EXPECT_EQ(sampler.indices().size(), 10) << "the restored position was discarded";
 }
 
 TEST(SamplerTest, AFinishedEpochRestoredHasNothingLeftThenBeginsAnew) {
@@ -529,7 +530,7 @@ TEST(SamplerTest, AnArchiveOfSomethingElseIsRefused) {
   }
 }
 
-// ---- wrong use
+// ---- errors
 
 TEST(SamplerTest, RefusesWhatCannotBeRight) {
   const auto error_of = [](size_t size, int world, int rank, SamplerOptions options = {}) {
@@ -553,14 +554,14 @@ TEST(SamplerTest, AdvanceRefusesMoreThanThisRankWasGiven) {
   EXPECT_THAT(usage_error_of([&] { sampler.advance(SIZE_MAX); }), HasSubstr("gets 25 samples"));
   sampler.reset();
   sampler.next(4);
-  // The batch of all ranks, say.
+  // For example the global batch.
   EXPECT_THAT(usage_error_of([&] { sampler.advance(16); }),
               AllOf(HasSubstr("by 16 samples (rank 0/4, epoch 0)"),
-                    HasSubstr("has been given 4 samples, and 0 are counted already"),
+                    HasSubstr("has received 4 samples, of which 0 are already counted"),
                     HasSubstr("this rank's batch")));
-  EXPECT_EQ(sampler.position(), 4) << "a refused call does not count";
+  EXPECT_EQ(sampler.position(), 4) << "a call that throws does not count";
   sampler.advance(4);
-  EXPECT_THAT(usage_error_of([&] { sampler.advance(SIZE_MAX); }), HasSubstr("4 are counted already"));
+  EXPECT_THAT(usage_error_of([&] { sampler.advance(SIZE_MAX); }), HasSubstr("4 are already counted"));
   EXPECT_EQ(sampler.position(), 4);
 }
 

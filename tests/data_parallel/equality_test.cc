@@ -1,4 +1,4 @@
-// DataParallel gives what the module alone gives: outputs, gradients, training.
+// DataParallel gives the same results as the module alone: outputs, gradients, training.
 #include <functional>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ TEST_P(Replicas, OutputsAndGradientsAreThoseOfTheModuleAlone) {
   const auto alone = make(), model = make();
   DataParallel dp(model, {.replicas = GetParam()});
   EXPECT_EQ(dp.replicas(), GetParam());
-  for (const int64_t rows : {2, 3, 4, 7, 16}) {  // fewer than the replicas, and no multiples of them
+  for (const int64_t rows : {2, 3, 4, 7, 16}) {  // also fewer than the replicas, and not multiples of them
     SCOPED_TRACE(rows);
     alone->zero_grad();
     model->zero_grad();
@@ -143,7 +143,7 @@ TEST(DataParallel, NewValuesAndMemoryOfParametersAreFollowed) {
   expect_close(dp(batch_of(4)), alone->forward(batch_of(4)));
 }
 
-// Whose first replica has no gradients.
+// A module whose first replica returns an output without a graph.
 struct Half : torch::nn::Cloneable<Half> {
   Half() { reset(); }
   void reset() override { linear = register_module("linear", torch::nn::Linear(8, 4)); }
@@ -154,7 +154,7 @@ struct Half : torch::nn::Cloneable<Half> {
   torch::nn::Linear linear{nullptr};
 };
 
-// As without DataParallel: the graph would give gradients of values that are gone.
+// As without DataParallel. Otherwise the gradients would belong to values that no longer exist.
 TEST(DataParallel, AParameterThatChangesBetweenForwardAndBackwardIsAnErrorInTheCopiesToo) {
   const auto model = make<Half>();
   DataParallel dp(model, {.replicas = 2});

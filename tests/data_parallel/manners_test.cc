@@ -1,5 +1,5 @@
-// How DataParallel treats what is around it: the module's buffers and modes, the caller's state, threads,
-// errors, misuse.
+// How DataParallel interacts with its environment: the module's buffers and modes, the caller's state,
+// threads, errors and misuse.
 #include <atomic>
 #include <barrier>
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 #include "data_parallel/nets.h"
 #include "support/run_ranks.h"
 
-// LibTorch 2.4 deprecates the names of autocast that are all that 1.13 has.
+// LibTorch 2.4 deprecates these names of autocast, but 1.13 has no others.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 namespace lockstep::testing {
@@ -44,7 +44,7 @@ TEST(DataParallel, StatisticsOfBatchNormFollowTheFirstPart) {
     const auto parts = batch_of(8, step).chunk(2);
     const auto first = alone->forward(parts[0]);
     const auto output = dp(batch_of(8, step));
-    expect_close(output.narrow(0, 0, 4), first);  // normalised by its part alone
+    expect_close(output.narrow(0, 0, 4), first);  // normalized with the statistics of its own part
     loss_of(output).backward();
   }
   expect_close(model->buffers(), alone->buffers());
@@ -79,7 +79,7 @@ TEST(DataParallel, APartThatEvaluatesInATrainingModuleDoesSoInAllReplicas) {
   expect_close(gradients_of(*model), gradients_of(*alone));
 }
 
-// The copies' buffers get new values while an earlier graph still needs the old ones.
+// The buffers of the copies get new values while an earlier graph still needs the old ones.
 TEST(DataParallel, ForwardsWithBatchNormMayPrecedeOneBackward) {
   for (const bool training : {true, false}) {
     DataParallel dp(make<Normed>(), {.replicas = 2});
@@ -140,7 +140,7 @@ TEST(DataParallel, TheCopiesUseTheMemoryOfTheModule) {
   EXPECT_TRUE((addresses == addresses[0]).all().item<bool>());
 }
 
-// ---- Kinds of modules
+// ---- Module types
 
 TEST(DataParallel, HoldersAndPointersAreTaken) {
   torch::nn::Linear linear(8, 4);
@@ -178,7 +178,7 @@ TEST(DataParallel, AModuleThatCannotBeCopiedIsAnErrorThatSaysWhatToDo) {
   };
   EXPECT_THAT([] { DataParallel dp(std::make_shared<Plain>(), {.replicas = 2}); },
               ThrowsMessage<UsageError>(HasSubstr("torch::nn::Cloneable")));
-  DataParallel alone(std::make_shared<Plain>(), {.replicas = 1});  // needs no copy
+  DataParallel alone(std::make_shared<Plain>(), {.replicas = 1});  // makes no copy
   EXPECT_EQ(alone(batch_of(4)).size(0), 4);
 }
 
@@ -188,10 +188,10 @@ struct Derived : Net {
 
 TEST(DataParallel, ACopyOfAnotherTypeIsAnError) {
   EXPECT_THAT([] { DataParallel dp(std::make_shared<Derived>(), {.replicas = 2}); },
-              ThrowsMessage<UsageError>(HasSubstr("no true copy")));
-  // Also when the compiler sees the base only.
+              ThrowsMessage<UsageError>(HasSubstr("not return a true copy")));
+  // Also if the static type is only the base class.
   EXPECT_THAT([] { DataParallel dp(std::shared_ptr<Net>(std::make_shared<Derived>()), {.replicas = 2}); },
-              ThrowsMessage<UsageError>(HasSubstr("no true copy")));
+              ThrowsMessage<UsageError>(HasSubstr("not return a true copy")));
 }
 
 TEST(DataParallel, BadOptionsAreErrors) {
@@ -208,7 +208,7 @@ TEST(DataParallel, BadOptionsAreErrors) {
 
 // ---- The caller's state
 
-// What a forward sees of its thread, as a row.
+// The thread-local state during a forward, as a row of a tensor.
 struct Watcher : torch::nn::Cloneable<Watcher> {
   Watcher() { reset(); }
   void reset() override { weight = register_parameter("weight", torch::ones({8, 4})); }
@@ -301,7 +301,7 @@ TEST(DataParallel, AutocastSeesTheParametersOfEachStep) {
 TEST(DataParallel, ReplicasRunAtTheSameTimeInThreadsThatStay) {
   struct Meets : torch::nn::Cloneable<Meets> {
     void reset() override {}
-    // Returns only when all three are here.
+    // Returns only when all three threads have arrived.
     at::Tensor forward(const at::Tensor& x) {
       together->arrive_and_wait();
       return torch::full({x.size(0)},
@@ -368,12 +368,13 @@ TEST(DataParallel, OneInsideAnotherWorks) {
 
 TEST(DataParallel, AForkedProcessGetsAnErrorAndDoesNotHang) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "the thread sanitizer does not bear threads in the child of a process that had threads";
+  GTEST_SKIP()
+      << "the thread sanitizer does not support threads in the forked child of a process with threads";
 #endif
   DataParallel dp(make(), {.replicas = 2});
   const auto outcomes = start_ranks(1, [&](int) {
     EXPECT_THROW(dp(batch_of(4)), UsageError);
-    auto gone = std::move(dp);  // nor does its end
+    auto gone = std::move(dp);  // its destructor does not hang either
   });
   expect_success(outcomes);
   EXPECT_EQ(dp(batch_of(4)).size(0), 4);

@@ -1,4 +1,4 @@
-// Modules that can be copied, and comparisons, for the tests of DataParallel.
+// Copyable modules and comparisons for the tests of DataParallel.
 #pragma once
 
 #include <gtest/gtest.h>

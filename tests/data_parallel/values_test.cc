@@ -1,4 +1,4 @@
-// What goes into a forward is split, what comes out is joined: all kinds of arguments and outputs.
+// Arguments and outputs of all supported types: arguments are split, outputs are joined.
 #include <array>
 #include <atomic>
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// A module whose forward is a function of the test.
+// A module whose forward calls a function of the test.
 template <class Function>
 struct Calls : torch::nn::Cloneable<Calls<Function>> {
   explicit Calls(Function function) : function_(std::make_shared<Function>(std::move(function))) { reset(); }
@@ -38,7 +38,7 @@ struct Calls : torch::nn::Cloneable<Calls<Function>> {
   auto forward(Args&&... args) {
     return (*function_)(std::forward<Args>(args)...);
   }
-  std::shared_ptr<Function> function_;  // closures cannot be assigned, modules must be
+  std::shared_ptr<Function> function_;  // a pointer, because modules are assigned and closures cannot be
 };
 template <class Function>
 auto parallel(int replicas, Function function) {
@@ -116,7 +116,7 @@ TEST(DataParallelInputs, TensorsAreSplitAndTheRestIsCopied) {
     EXPECT_FALSE(nothing.defined());
     return x * factor + list.at(0) + std::get<0>(tuple) * std::get<1>(tuple) + map.at("a") + *mask + number;
   });
-  std::vector<at::Tensor> list{kRows};  // an lvalue stays one
+  std::vector<at::Tensor> list{kRows};  // passed as an lvalue
   const auto output = dp(kRows, list, std::make_tuple(kRows, 2),
                          std::map<std::string, at::Tensor>{{"a", kRows}}, c10::optional<at::Tensor>(kRows),
                          "name", 3.0, torch::tensor(1), std::vector<int64_t>{1, 2, 3}, at::Tensor());

@@ -1,5 +1,5 @@
-// Feeds any bytes to the decoders of the agents' control messages. What one of them takes must survive being
-// sent on: encoded and decoded again, it is the same, and it is one line.
+// Decodes any bytes as control messages of the agents. Encoding and decoding an accepted message must yield
+// the same message again, on one line.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The pickle of a .pt file: bytes -> values, and the tensors of a state dict.
+// Reads any bytes as the pickle of a .pt file: its values, and the tensors of a state dict.
 #include <set>
 #include <string>
 
@@ -11,7 +11,7 @@ namespace {
 using namespace lockstep::snapshot;
 using lockstep::fuzz::must;
 
-// What stands beside the pickle: two storages.
+// The rest of the file: two storages.
 constexpr uint64_t kSmall = 16, kLarge = 4096;
 
 std::optional<uint64_t> storage_bytes(const std::string& key) {
@@ -32,11 +32,11 @@ void check(const PtContents& contents, uint64_t file_bytes) {
     must(count == 0 || (last >= 0 && last < view.storage_elements), "a tensor ends within its storage");
     bytes += static_cast<uint64_t>(count) * c10::elementSize(view.dtype);
   }
-  must(bytes <= 4 * file_bytes, "the tensors are no larger than the file justifies");
+  must(bytes <= 4 * file_bytes, "the size of the tensors is limited by the size of the file");
   std::set<std::string> names;
   for (const auto& [name, view] : contents.names) {
-    must(view < contents.views.size(), "a name has a tensor");
-    must(names.insert(name).second, "no name is there twice");
+    must(view < contents.views.size(), "each name has a tensor");
+    must(names.insert(name).second, "names are unique");
   }
 }
 

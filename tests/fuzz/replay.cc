@@ -26,7 +26,7 @@ int main(int count, char** arguments) {
     std::ifstream in(file, std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(in), {}};
     std::printf("%s\n", file.c_str());
-    std::fflush(stdout);  // the last one is the culprit if the process ends here
+    std::fflush(stdout);  // so that the last line names the input that ended the process
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
   return 0;

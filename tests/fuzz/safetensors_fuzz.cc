@@ -1,4 +1,5 @@
-// Snapshots and safetensors files of other programs: bytes -> a summary, or an error.
+// Reads any bytes as a snapshot or as a safetensors file of another program: the result is a summary or an
+// error.
 #include <set>
 #include <string>
 
@@ -23,7 +24,7 @@ bool is_whole(const std::string& path) {
   }
 }
 
-// What is read without an error: nothing reaches outside of the file.
+// If the summary can be read, nothing in it lies outside the file.
 bool check_summary(const std::string& bytes, const std::string& path) {
   try {
     const auto summary = read_summary(path, Origin::Any);
@@ -32,7 +33,7 @@ bool check_summary(const std::string& bytes, const std::string& path) {
     std::set<std::string> names;
     for (const auto& tensor : summary.tensors) {
       must(tensor.begin <= tensor.end && tensor.end <= bytes.size(), "tensors lie within the file");
-      must(names.insert(tensor.name).second, "no name is there twice");
+      must(names.insert(tensor.name).second, "names are unique");
       data += tensor.end - tensor.begin;
     }
     must(data <= bytes.size(), "the tensors are no larger than the file");
@@ -44,7 +45,7 @@ bool check_summary(const std::string& bytes, const std::string& path) {
   }
 }
 
-// No fuzzer finds the right checksum by itself.
+// A fuzzer does not find the right checksum by itself.
 std::string with_checksum(std::string bytes) {
   if (bytes.size() < kChecksumOffset + Checksum::kDigits) return bytes;
   bytes.replace(kChecksumOffset, Checksum::kDigits, Checksum::kDigits, '0');
@@ -63,7 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t count) {
   if (bytes.find(kChecksumPrefix) == kLengthBytes) {
     const auto right = with_checksum(bytes);
     const MemoryFile whole(right);
-    must(check_summary(right, whole.path()) == is_whole(whole.path()), "the right checksum is taken");
+    must(check_summary(right, whole.path()) == is_whole(whole.path()), "the right checksum is accepted");
   }
   return 0;
 }

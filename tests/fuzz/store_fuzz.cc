@@ -1,4 +1,4 @@
-// What callers send to the store: as somebody who has proved nothing, and as a member of the job.
+// Sends any bytes to the store: from a caller without credentials, and from a member of the job.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -36,18 +36,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Service service{base::Token()};
   auto& stranger = service.add();
   hear(service, stranger, bytes);
-  if (stranger.admitted) std::abort();  // nobody guesses the proof
+  if (stranger.admitted) std::abort();  // the proof cannot be guessed
 
   auto& member = admitted(service, 1);
   auto& witness = admitted(service, 2);
   hear(service, member, bytes);
-  // The same as one frame, whatever its first bytes say.
+  // The same bytes in one valid frame, whatever they begin with.
   auto& other = admitted(service, 3);
   std::string frame(4, '\0');
   for (int i = 0; i < 4; ++i) frame[static_cast<size_t>(i)] = static_cast<char>(size >> (8 * i) & 0xff);
   hear(service, other, frame + bytes);
   service.answer_waiting();
-  // Nobody else suffers.
+  // Other members are not affected.
   hear(service, witness, Writer().number(7).number(static_cast<int64_t>(store::Ask::Count)).frame());
   if (witness.closed) std::abort();
   for (auto* caller : {&stranger, &member, &other}) service.end(*caller);

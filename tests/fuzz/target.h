@@ -1,8 +1,8 @@
-// What a fuzz target is: one function that takes any bytes. Whatever they are, it returns, and a broken
-// promise ends the process: must().
+// The interface of a fuzz target: one function that accepts any bytes. It must return for all of them; a
+// violated condition ends the process: must().
 //
-// `make fuzz` links the targets with clang's libFuzzer, which makes up the bytes. `make test` links them with
-// replay.cc, which reads the files of corpus/, so that what was found once stays mended.
+// `make fuzz` links the targets with clang's libFuzzer, which generates the bytes. `make test` links them
+// with replay.cc, which reads the files in corpus/, so that earlier findings are tested again.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ namespace lockstep::fuzz {
 
 inline void must(bool holds, const char* promise) {
   if (holds) return;
-  std::fprintf(stderr, "does not hold: %s\n", promise);
+  std::fprintf(stderr, "violated: %s\n", promise);
   std::abort();
 }
 
-// A file in memory, for readers that take a path.
+// A file in memory, for functions that read a path.
 class MemoryFile {
  public:
   explicit MemoryFile(const std::string& bytes) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
-    must(fd_ >= 0, "there is a file in memory");
+    must(fd_ >= 0, "a file in memory can be created");
     must(::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "it can be written");
   }
   ~MemoryFile() { ::close(fd_); }

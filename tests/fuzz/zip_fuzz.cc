@@ -1,4 +1,4 @@
-// .pt files: bytes -> the entries of a zip, and the state dict that its pickle describes.
+// Reads any bytes as a .pt file: the entries of the zip, and the state dict in its pickle.
 #include <string>
 
 #include <lockstep/error.h>
@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t count) {
     const ZipReader zip(file.path());
     const auto& first = zip.first_name();
     if (first.empty()) return 0;
-    must(zip.contains(first), "the first entry is there");
+    must(zip.contains(first), "the first entry exists");
     const auto prefix = first.substr(0, first.find('/') + 1);
     if (!zip.contains(prefix + "data.pkl")) {
       must(zip.read_text(first).size() <= count, "an entry is no larger than the file");

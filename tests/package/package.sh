@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs lockstep into a fresh directory as `make install` does, builds a foreign project against it, with CMake and with
-# pkg-config, and runs that under the installed launcher.
+# Installs lockstep to a new directory as `make install` does, builds a separate project with it, using CMake and pkg-config,
+# and runs that project under the installed launcher.
 #   package.sh SOURCE_DIRECTORY BUILD_DIRECTORY [COMPILER]
 set -eu
 source=$1
@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 cmake --install "$build" --prefix "$work/prefix" --strip >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-# Moved, to see that nothing remembers where it was installed.
+# Moves it, to check that it does not depend on the path of the installation.
 mv "$work/prefix" "$work/moved"
 cmake -S "$source/tests/package/foreign" -B "$work/foreign" -G Ninja -DCMAKE_PREFIX_PATH="$work/moved" \
   -DCMAKE_CXX_COMPILER="$compiler" -DTorch_DIR="$torch" \
@@ -29,7 +29,7 @@ expect "[rank 0] rank 0 of 2: sum 3" "$two"
 expect "[rank 1] rank 1 of 2: sum 3" "$two"
 expect "LibTorch" "$("$work/moved/bin/lockstep" info)"
 
-# What is installed has no debug information; the build directory keeps it.
+# The installed files have no debug information; those in the build directory do.
 for file in "$work"/moved/lib/liblockstep.so "$work"/moved/lib/*/liblockstep.so "$work/moved/bin/lockstep"; do
   [ -e "$file" ] || continue
   bytes=$(stat -L -c %s "$file")
@@ -45,7 +45,7 @@ if command -v pkg-config >/dev/null; then
   PKG_CONFIG_PATH=$(dirname "$(find "$work/moved" -name lockstep.pc)")
   export PKG_CONFIG_PATH
   expect "$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")" "$(pkg-config --modversion lockstep)"
-  # Two steps, as clang needs an option that is CMake's business.
+  # clang needs an option that only the CMake package sets.
   case $compiler in clang*) set -- -include ATen/core/ivalue.h ;; *) set -- ;; esac
   # shellcheck disable=SC2046 # several words each
   "$compiler" "$@" $(pkg-config --cflags lockstep) "$source/tests/package/foreign/main.cc" -o "$work/by_hand" \
@@ -54,7 +54,7 @@ if command -v pkg-config >/dev/null; then
   export LD_LIBRARY_PATH
   expect "[rank 1] rank 1 of 2: sum 3" "$("$work/moved/bin/lockstep" run -n 2 "$work/by_hand")"
 else
-  echo "pkg-config is not installed: lockstep.pc was not tried"
+  echo "pkg-config is not installed: lockstep.pc was not tested"
 fi
 
 if grep -rlF "$source" "$work/moved/lib" "$work/moved/include" --include='*.cmake' --include='*.h' --include='*.pc'; then

@@ -1,8 +1,8 @@
-"""Compares what two programs wrote of the same training; exits with 1 and says where they differ.
+"""Compares the output of two programs for the same training. Exits with 1 and prints the differences if there are any.
 
     compare.py STEPS RANKS EXPECTED_DIR ACTUAL_DIR
 
-Losses must agree to 1e-5, parameters and buffers to 1e-4: relative, or absolute below 1. Within one program all ranks
+Losses must agree to 1e-5, parameters and buffers to 1e-4: relative, or absolute below 1. Within one program, all ranks
 must have the same parameters to the last digit.
 """
 import json
@@ -12,13 +12,13 @@ LOSS, TENSOR = 1e-5, 1e-4
 
 
 def load(directory, steps, ranks):
-    """Losses by (rank, step) and tensors by (rank, kind), in the order in which they came."""
+    """Losses by (rank, step) and tensors by (rank, kind), in the order of the log."""
     losses, tensors = {}, {(rank, kind): [] for rank in range(ranks) for kind in ("parameter", "buffer")}
     for rank in range(ranks):
         with open(f"{directory}/rank_{rank}.log", encoding="utf-8") as lines:
             for text in lines:
                 if not text.startswith("{"):
-                    continue  # the logs may hold messages, too
+                    continue  # a message
                 entry = json.loads(text)
                 assert entry["rank"] == rank, text
                 if "loss" in entry:
@@ -44,7 +44,7 @@ def main(steps, ranks, expected_directory, actual_directory):
     for (rank, step), loss in sorted(losses.items()):
         error = difference(expected_losses[rank, step], loss)
         worst_loss = max(worst_loss, error)
-        if not error <= LOSS:  # also what is not a number
+        if not error <= LOSS:  # also true for NaN
             wrong.append(f"rank {rank} step {step}: loss {loss} instead of {expected_losses[rank, step]}")
     if any(losses[rank, step] == losses[0, step] for rank in range(1, ranks) for step in range(steps)):
         wrong.append("two ranks have the same loss: they should not have the same data")

@@ -1,7 +1,7 @@
-// The numbers that both programs compute for themselves, so that no file has to pass from one language to the
-// other. formula.py is the same, line by line; a change here is a change there.
+// Numbers that both programs compute themselves, so that they need not exchange files. formula.py is the
+// same, line by line; change both together.
 //
-// Every step is exact or correctly rounded: the two agree to the last bit.
+// Every step is exact or correctly rounded, so the two agree to the last bit.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace lockstep::parity {
 
-// A stream for each tensor; its elements are scattered over all 32 bits.
+// A stream of numbers for each tensor, spread over all 32 bits.
 inline uint32_t scatter(uint32_t stream, uint32_t element) {
   uint32_t bits = stream * 0x9e3779b1u + element;
   for (const uint32_t factor : {0x2c1b3c6du, 0x297a2d39u}) {
@@ -23,7 +23,7 @@ inline uint32_t scatter(uint32_t stream, uint32_t element) {
   return bits ^ (bits >> 15);
 }
 
-// In [-1, 1), with 24 bits: a float holds it exactly.
+// In [-1, 1), with 24 bits, so that a float represents it exactly.
 inline double unit(uint32_t stream, uint32_t element) {
   return (scatter(stream, element) >> 8) / 8388608.0 - 1;
 }
@@ -44,10 +44,10 @@ inline torch::Tensor whole(uint32_t stream, at::IntArrayRef shape, uint32_t belo
   return torch::tensor(values, torch::kLong).reshape(shape);
 }
 
-// Streams below this one are weights.
+// Streams below this one are for weights.
 constexpr uint32_t kFirstBatch = 1000;
 
-// Every rank begins with weights of its own: DDP has to make them rank 0's.
+// Every rank starts with different weights, which DDP must replace by those of rank 0.
 inline void fill(torch::nn::Module& model, int rank) {
   torch::NoGradGuard no_grad;
   uint32_t stream = 500 * rank;

@@ -1,7 +1,7 @@
-"""The numbers that both programs compute for themselves, so that no file has to pass from one language to the other.
+"""Numbers that both programs compute themselves, so that they need not exchange files.
 
-formula.h is the same, line by line; a change here is a change there. Every step is exact or correctly rounded: the two
-agree to the last bit.
+formula.h is the same, line by line; change both together. Every step is exact or correctly rounded, so the two agree to
+the last bit.
 """
 import math
 
@@ -9,7 +9,7 @@ import torch
 
 
 def scatter(stream, element):
-    """A stream for each tensor; its elements are scattered over all 32 bits."""
+    """A stream of numbers for each tensor, spread over all 32 bits."""
     bits = (stream * 0x9E3779B1 + element) & 0xFFFFFFFF
     for factor in (0x2C1B3C6D, 0x297A2D39):
         bits ^= bits >> 15
@@ -18,7 +18,7 @@ def scatter(stream, element):
 
 
 def unit(stream, element):
-    """In [-1, 1), with 24 bits: a float holds it exactly."""
+    """In [-1, 1), with 24 bits, so that a float represents it exactly."""
     return (scatter(stream, element) >> 8) / 8388608.0 - 1
 
 
@@ -32,13 +32,13 @@ def whole(stream, shape, below):
     return torch.tensor(values, dtype=torch.int64).reshape(shape)
 
 
-# Streams below this one are weights.
+# Streams below this one are for weights.
 FIRST_BATCH = 1000
 
 
 @torch.no_grad()
 def fill(model, rank):
-    """Every rank begins with weights of its own: DDP has to make them rank 0's."""
+    """Every rank starts with different weights, which DDP must replace by those of rank 0."""
     for index, (name, parameter) in enumerate(model.named_parameters()):
         fan_in = parameter.numel() // (1 if parameter.dim() == 1 else parameter.size(0))
         scales = parameter.dim() == 1 and name.endswith("weight")

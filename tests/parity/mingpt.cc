@@ -1,6 +1,6 @@
-// Trains the GPT of examples/mingpt and writes what mingpt.py writes of PyTorch's: there one process takes
-// each batch at once, here it is dealt to the ranks and each takes its share in two passes. Only rank 0
-// writes.
+// Trains the GPT of examples/mingpt and writes the same values as mingpt.py, which uses PyTorch. There, one
+// process computes each batch at once. Here, the batch is split among the ranks, and each computes its part
+// in two passes. Only rank 0 writes.
 //
 //   lockstep run --nproc-per-node 2 --log-dir DIR parity_mingpt
 #include <cstdio>
@@ -16,7 +16,7 @@
 namespace lockstep::parity {
 namespace {
 
-// mingpt.py has the same.
+// The same as in mingpt.py.
 constexpr mingpt::Config kConfig{.layers = 2, .heads = 2, .width = 32, .vocabulary = 40, .context = 16};
 constexpr int64_t kBatch = 8, kPasses = 2;
 constexpr mingpt::Schedule kSchedule{.peak = 1e-2, .floor = 1e-3, .warmup = 3, .steps = 10};
@@ -37,7 +37,7 @@ void train(const std::shared_ptr<ProcessGroup>& group) {
   const auto model = std::make_shared<mingpt::Gpt>(kConfig);
   fill(*model, group->rank());
   {
-    torch::NoGradGuard no_grad;  // to where the two forms of GELU differ
+    torch::NoGradGuard no_grad;  // scales the weights so that the two variants of GELU differ
     for (const auto& module : *model->blocks) {
       auto* block = module->as<mingpt::Block>();
       block->expand->weight.mul_(4);

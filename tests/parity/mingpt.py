@@ -1,9 +1,9 @@
-"""Trains the GPT of examples/mingpt with PyTorch, in one process and with the whole batch at once, and writes what
-mingpt.cc writes of lockstep's ranks.
+"""Trains the GPT of examples/mingpt with PyTorch, in one process and with the whole batch at once, and writes the
+same values as mingpt.cc, which uses lockstep.
 
     mingpt.py DIR        writes DIR/rank_0.log
 
-Each part is written out as plainly as it can be, also where the C++ takes a shorter way.
+Each part is written as plainly as possible, even where the C++ uses a shortcut.
 """
 import math
 import os
@@ -16,7 +16,7 @@ from torch import nn
 
 from formula import FIRST_BATCH, fill, whole
 
-# mingpt.cc has the same.
+# The same as in mingpt.cc.
 LAYERS, HEADS, WIDTH, VOCABULARY, CONTEXT = 2, 2, 32, 40, 16
 BATCH, STEPS = 8, 10
 PEAK, FLOOR, WARMUP = 1e-2, 1e-3, 3
@@ -86,13 +86,13 @@ def line(rest):
 def main(directory):
     model = Gpt()
     fill(model, 0)
-    with torch.no_grad():  # to where the two forms of GELU differ
+    with torch.no_grad():  # scales the weights so that the two variants of GELU differ
         for block in model.blocks:
             block.expand.weight.mul_(4)
             block.project.weight.mul_(4)
     matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     others = [parameter for parameter in model.parameters() if not any(parameter is matrix for matrix in matrices)]
-    # A large epsilon, as in models.py: else a key's bias, whose gradient is only rounding, would make full steps.
+    # A large epsilon, as in models.py: otherwise rounding errors in the gradient of a key's bias would give full steps.
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
                                   betas=(0.9, 0.95), eps=1e-3)
     clipped = 0

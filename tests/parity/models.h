@@ -1,10 +1,10 @@
-// The models, their batches and their optimizers; models.py has the same. They are small: what is compared is
-// the way of a gradient, not the arithmetic of the layers.
+// The models, their batches and their optimizers; models.py has the same. They are small, because the test
+// compares the handling of gradients, not the arithmetic of the layers.
 //
-// No parameter may have a gradient that is zero but for rounding and an optimizer that divides by it (Adam):
-// its noise would become steps of full size. Hence no bias before a batch norm, and plain SGD for attention,
-// where a key's bias makes no difference. And Adam has a large epsilon: without it, gradients that are off by
-// a factor would make the same steps.
+// No parameter may have both a gradient that is zero except for rounding errors and an optimizer that divides
+// by it (Adam): the errors would become full-sized steps. Hence no bias before a batch norm, and plain SGD
+// for attention, where the bias of a key has no effect. Adam has a large epsilon: without it, gradients that
+// are wrong by a constant factor would give the same steps.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace lockstep::parity {
 
-// What to predict, one number for each row of the model's output.
+// The targets: one number for each row of the model's output.
 using Batch = std::tuple<torch::Tensor, torch::Tensor>;
 
 struct Cnn : torch::nn::Module {

@@ -1,4 +1,4 @@
-"""The models, their batches and their optimizers; models.h has the same, and says why they are as they are."""
+"""The models, their batches and their optimizers; models.h has the same, and explains them."""
 import torch
 from torch import nn
 

@@ -1,4 +1,4 @@
-// Reads what sampler.py printed and compares it with lockstep's DistributedSampler, index for index.
+// Reads the output of sampler.py and compares it with lockstep's DistributedSampler, index by index.
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -42,7 +42,7 @@ int main() {
   }
   std::cout << compared << " lists of indices compared, " << wrong << " differ\n";
   if (compared == 0 || compared != expected_lines) {
-    std::cout << "wrong: the input is not whole\n";
+    std::cout << "wrong: the input is incomplete\n";
     return 1;
   }
   return wrong == 0 ? 0 : 1;

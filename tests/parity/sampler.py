@@ -1,8 +1,8 @@
-"""Prints what Python's DistributedSampler gives, one line for each setting and rank:
+"""Prints the indices of Python's DistributedSampler, one line for each setting and rank:
 
     SIZE WORLD RANK SEED EPOCH SHUFFLE DROP_LAST: LENGTH INDEX...
 
-Of long lists only every 997th index is printed. The last line is the number of lines before it.
+For long lists, only every 997th index is printed. The last line is the number of lines before it.
 """
 import random
 
@@ -34,7 +34,7 @@ def random_settings(count):
 
 lines = 0
 for size, world, seed, epoch, shuffle, drop_last in (*corner_settings(), *random_settings(300)):
-    # All ranks of a small world; some of a large one.
+    # All ranks of a small world, some ranks of a large one.
     for rank in range(world) if world < 4 else {0, draw.randrange(world), world - 1}:
         sampler = DistributedSampler(range(size), world, rank, shuffle, seed, drop_last)
         sampler.set_epoch(epoch)

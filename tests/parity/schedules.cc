@@ -1,8 +1,8 @@
-// Reads what schedules.py printed and compares it with lockstep's schedules, rate for rate.
+// Reads the output of schedules.py and compares it with lockstep's schedules, rate by rate.
 //
-// Python computes a rate from the one before, so that its rounding errors grow with the steps; ours are those
-// of the closed form. They must agree to a part in 10^12 of the base after 60 steps, where a wrong step or
-// formula would be off by a part in 100.
+// Python computes a rate from the previous one, so its rounding errors grow with the steps; lockstep uses the
+// closed form. The rates must agree to 1e-12 of the base after 60 steps. A wrong step or formula would differ
+// by 1e-2.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -84,7 +84,7 @@ double metric(int64_t step) {  // the same in schedules.py
   return static_cast<double>(step * 7 % 11 + 5) / static_cast<double>(std::min<int64_t>(step, 20) + 1);
 }
 
-// Sets the optimizer's rate of the next step.
+// Sets the rate of the next step in the optimizer.
 std::function<void(int64_t step)> mover_for(const std::string& setting, torch::optim::Optimizer& optimizer) {
   if (setting.starts_with("plateau ")) {
     lockstep::PlateauOptions options{
@@ -99,7 +99,7 @@ std::function<void(int64_t step)> mover_for(const std::string& setting, torch::o
   return [scheduler = lockstep::Scheduler(optimizer, schedule)](int64_t) mutable { scheduler.step(); };
 }
 
-// How far the farthest rate is off, in parts of the greatest; infinite if the setting is not known.
+// The largest error, relative to the largest rate; infinite for an unknown setting.
 double error_of(const std::string& setting, const std::string& expected) {
   std::istringstream numbers(expected);
   double base = 0, rate = 0, greatest = 0, error = 0;
@@ -136,7 +136,7 @@ int main() {
   std::cout << compared << " schedules compared, " << wrong << " differ; the greatest error is " << worst
             << '\n';
   if (compared == 0 || compared != expected_lines) {
-    std::cout << "wrong: the input is not whole\n";
+    std::cout << "wrong: the input is incomplete\n";
     return 1;
   }
   return wrong == 0 ? 0 : 1;

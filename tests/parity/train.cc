@@ -1,5 +1,5 @@
-// Trains one model with lockstep's DDP and prints, as JSON lines, what train.py prints of PyTorch's: the loss
-// of every step, then all parameters and buffers.
+// Trains one model with lockstep's DDP and prints the same JSON lines as train.py, which uses PyTorch's: the
+// loss of every step, then all parameters and buffers.
 //
 //   lockstep run --nproc-per-node 2 --log-dir DIR parity_train cnn|transformer|lstm shm|gloo
 #include <cstdio>
@@ -34,7 +34,7 @@ void train(const std::string& name, const std::shared_ptr<ProcessGroup>& group) 
   const int rank = group->rank();
   const auto model = std::make_shared<Model>();
   fill(*model, rank);
-  // Small enough for several buckets, in an order that is learnt in the first step.
+  // Small, so that there are several buckets, whose order the first step determines.
   DdpOptions options;
   options.bucket_cap_mb = 0.004;
   options.first_bucket_mb = 0.001;

@@ -1,4 +1,4 @@
-"""Trains one model with PyTorch's DDP over Gloo and writes, as JSON lines, what train.cc writes of lockstep's.
+"""Trains one model with PyTorch's DDP over Gloo and writes the same JSON lines as train.cc, which uses lockstep's.
 
     train.py cnn|transformer|lstm DIR        writes DIR/rank_0.log, DIR/rank_1.log
 """
@@ -6,7 +6,7 @@ import datetime
 import os
 import sys
 
-# Before torch reads them: one thread for each rank, and no need of a host name that resolves.
+# Before torch reads them: one thread per rank, and an interface that does not need a resolvable host name.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -53,6 +53,6 @@ def train(rank, name, directory):
 
 
 if __name__ == "__main__":
-    # Forked, since importing torch is what takes the time.
+    # Forks, because importing torch takes most of the time.
     multiprocessing.start_processes(train, args=(sys.argv[1], os.path.abspath(sys.argv[2])), nprocs=RANKS,
                                     start_method="fork")

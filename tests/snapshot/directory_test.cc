@@ -1,4 +1,4 @@
-// The directory of snapshots: what it lists, what it removes, and who may write.
+// The directory of snapshots: which files it lists and removes, and who may write to it.
 #include "snapshot/directory.h"
 
 #include <fcntl.h>
@@ -171,7 +171,7 @@ TEST_F(SnapshotDirectory, RemovesWhatKilledWritersLeftAndNothingElse) {
 TEST_F(SnapshotDirectory, HasOneWriterAtATime) {
   Directory first(path);
   first.lock();
-  first.lock();  // once more is no harm
+  first.lock();  // locking again has no effect
   const auto status = in_child([&] {
     Directory second(path);
     EXPECT_THAT(
@@ -208,7 +208,7 @@ TEST_F(SnapshotDirectory, IsFreeAgainWhenItsWriterIsKilled) {
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   Directory directory(path);
   EXPECT_THAT(message_of<SnapshotError>([&] { directory.lock(); }), HasSubstr(fmt::format("pid {}", writer)));
-  EXPECT_EQ(files_in(path), 2) << "what a living writer writes is left alone";
+  EXPECT_EQ(files_in(path), 2) << "the hidden file of a running writer is not removed";
   ::kill(writer, SIGKILL);
   ASSERT_EQ(::waitpid(writer, nullptr, 0), writer);
   directory.lock();
@@ -238,13 +238,13 @@ TEST_F(SnapshotDirectory, StaysLockedWhenTheLockFileIsRemoved) {
   EXPECT_THAT(message_of<SnapshotError>([&] { Directory(path).lock(); }),
               HasSubstr("another process writes"));
   first.check_lock();
-  EXPECT_THAT(bytes_in(path / ".lock"), HasSubstr(fmt::format("pid {},", ::getpid()))) << "made again";
+  EXPECT_THAT(bytes_in(path / ".lock"), HasSubstr(fmt::format("pid {},", ::getpid()))) << "recreated";
   EXPECT_THAT(message_of<SnapshotError>([&] { Directory(path).lock(); }),
               HasSubstr(fmt::format("pid {}", ::getpid())));
   first.check_lock();
 }
 
-// As on a file server that can lock files but no directories.
+// As on a file server that can lock files, but not directories.
 TEST_F(SnapshotDirectory, IsGivenUpToTheJobThatTookItOver) {
   Directory first(path);
   first.lock();
@@ -272,7 +272,7 @@ TEST_F(SnapshotDirectory, IsNotTheOneThatIsMadeAnewInItsPlace) {
   put("snapshot-00000001.safetensors");
   put("snapshot-00000002.safetensors");
   EXPECT_THAT(message_of<SnapshotError>([&] { first.check_lock(); }),
-              AllOf(HasSubstr(path.string()), HasSubstr("made anew")));
+              AllOf(HasSubstr(path.string()), HasSubstr("recreated")));
   EXPECT_THROW(first.remove_old(1), SnapshotError);
   EXPECT_THAT(numbers_in(second), ElementsAre(1, 2));
   second.check_lock();
@@ -307,7 +307,7 @@ TEST_F(SnapshotDirectory, RefusesPathsThatAreNoDirectory) {
   EXPECT_FALSE(fs::exists(folder / "elsewhere"));
 }
 
-// As another user when the tests run as root, which may write anywhere.
+// Runs as another user if the tests run as root, which may write anywhere.
 TEST_F(SnapshotDirectory, SaysThatItMayNotBeWritten) {
   fs::create_directory(path);
   write_file(small_document(1), path / "snapshot-00000001.safetensors");

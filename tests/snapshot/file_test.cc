@@ -1,5 +1,5 @@
-// One snapshot file: what is written comes back, any other program can read it, and nothing that is damaged,
-// foreign or made to harm gets through.
+// A single snapshot file: reading returns what was written, other programs can read it, and damaged, foreign
+// and malicious files are rejected.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -52,7 +52,7 @@ std::string data_of(const std::string& file) {
   return file.substr(sizeof length + length);
 }
 
-// What all ways of reading say; they must agree that it is bad.
+// The error message, which must be the same for all functions that read a file.
 std::string refusal_of(const fs::path& path, Origin origin = Origin::Lockstep) {
   message_of<SnapshotError>([&] { verify_file(path, origin); });
   const auto message = message_of<SnapshotError>([&] { read_file(path, origin); });
@@ -243,7 +243,7 @@ TEST_F(SnapshotFile, RefusesDocumentsThatTheFormatCannotHold) {
     EXPECT_EQ(files_in(folder.path()), 0);
     return message;
   };
-  EXPECT_THAT(refused({{{"x", one}, {"x", one}}, {}}), HasSubstr("two things with the name \"x\""));
+  EXPECT_THAT(refused({{{"x", one}, {"x", one}}, {}}), HasSubstr("two tensors with the name \"x\""));
   EXPECT_THAT(refused({{{"__metadata__", one}}, {}}), HasSubstr("__metadata__"));
   EXPECT_THAT(refused({{{"bad \xff", one}}, {}}), HasSubstr("not UTF-8"));
   EXPECT_THAT(refused({{{"x", {}}}, {}}), HasSubstr("\"x\" is undefined"));
@@ -252,7 +252,7 @@ TEST_F(SnapshotFile, RefusesDocumentsThatTheFormatCannotHold) {
   EXPECT_THAT(refused({{{"x", one.to(at::kComplexDouble)}}, {}}), HasSubstr("\"x\" is ComplexDouble"));
   EXPECT_THAT(refused({{{"x", at::ones(std::vector<int64_t>(65, 1))}}, {}}), HasSubstr("64 dimensions"));
   EXPECT_THAT(refused({{}, {{"text", "bad \xff"}}}), HasSubstr("UTF-8"));
-  EXPECT_THAT(refused({{}, std::string(17'000'000, 'x')}), HasSubstr("at most"));
+  EXPECT_THAT(refused({{}, std::string(17'000'000, 'x')}), HasSubstr("the limit is"));
 }
 
 TEST_F(SnapshotFile, RefusesPathsThatCannotBeWritten) {
@@ -293,7 +293,7 @@ TEST_F(SnapshotFile, EveryLostOrAddedByteIsFound) {
   }
   put_bytes(path, good.substr(0, good.size() - 1));
   EXPECT_THAT(refusal_of(path),
-              HasSubstr(fmt::format("cut short: {} bytes, of {}", good.size() - 1, good.size())));
+              HasSubstr(fmt::format("cut short: it has {} bytes of {}", good.size() - 1, good.size())));
   put_bytes(path, good + "!");
   EXPECT_THAT(refusal_of(path), HasSubstr("1 bytes after its end"));
 }
@@ -312,13 +312,14 @@ TEST_F(SnapshotFile, RefusesThoseOfANewerLockstep) {
   EXPECT_THAT(refusal_of(path), HasSubstr("newer lockstep: format version 7, this one reads up to 1"));
   EXPECT_THROW(read_file(path), NewerFormatError);
 
-  // Even when the rest makes no sense to this one.
+  // Also if nothing else in the file is known to this version.
   put_bytes(path, with_header(R"({"__metadata__":{"checksum":"xxh9:","format_version":"8","lockstep":"?"},)"
                               R"("x":{"dtype":"F3","shape":[],"strides":[]}})"));
   EXPECT_THAT(refusal_of(path), HasSubstr("format version 8"));
 }
 
-// A version that does not exist is damage, of which an older snapshot is not.
+// A flipped bit can turn the version into a newer one. That is damage, and resume() falls back to an older
+// snapshot.
 TEST_F(SnapshotFile, DoesNotTakeAFlippedBitForANewerLockstep) {
   write_file(small_document(1), path);
   const auto good = bytes_in(path);
@@ -356,12 +357,12 @@ TEST_F(SnapshotFile, RefusesWhatIsNoRegularFile) {
   EXPECT_THAT(refusal_of(folder / "none"), HasSubstr("No such file"));
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("not a regular file"));
   EXPECT_THAT(refusal_of("/dev/zero"), HasSubstr("not a regular file"));
-  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);  // with nobody at its other end
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);  // without a process at the other end
   EXPECT_THAT(refusal_of(path), HasSubstr("not a regular file"));
 }
 
 TEST_F(SnapshotFile, ReadsFilesOfOtherProgramsOnlyWhereTheyAreWanted) {
-  // In the header in another order than in the data.
+  // The order of the header differs from that of the data.
   put_bytes(path, with_header(R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]},)"
                               R"("a":{"dtype":"I32","shape":[],"data_offsets":[0,4]},)"
                               R"("none":{"data_offsets":[4,4],"shape":[0],"dtype":"F32"}}   )",
@@ -388,7 +389,7 @@ TEST_F(SnapshotFile, RefusesItsOwnWhenAnotherProgramWroteItAnew) {
   auto header = header_of(file);
   header["__metadata__"]["author"] = "another";
   put_bytes(path, with_header(header.dump(), data_of(file)));
-  EXPECT_THAT(refusal_of(path, Origin::Any), HasSubstr("another program has written"));
+  EXPECT_THAT(refusal_of(path, Origin::Any), HasSubstr("another program has rewritten"));
 }
 
 TEST_F(SnapshotFile, RefusesHeadersThatLie) {
@@ -436,11 +437,11 @@ TEST_F(SnapshotFile, RefusesHeadersThatLie) {
        "a dimension of"},
       {tensor(R"("dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,4])"), "abcd", "not whole"},
       {tensor(R"("dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,0])"), "",
-       "no memory can hold"},
+       "exceeds any memory"},
       {tensor(R"("dtype":"U8","shape":[4611686018427387904,4,0],"data_offsets":[0,0])"), "",
-       "no memory can hold"},
+       "exceeds any memory"},
       {tensor(R"("dtype":"U8","shape":[0,4611686018427387904,4],"data_offsets":[0,0])"), "",
-       "no memory can hold"},
+       "exceeds any memory"},
       {R"({"x":{)" + good + R"(},"x":{)" + good + "}}", "abcd", "names \"x\" twice"},
       {R"({"x":{)" + good + R"(},"y":{)" + good + "}}", "abcd", "must begin at 4"},
       {R"({"x":{)" + good + R"(},"y":{"dtype":"U8","shape":[4],"data_offsets":[5,9]}})", "abcdefghi",
@@ -479,10 +480,10 @@ TEST_F(SnapshotFile, RefusesBombs) {
   };
   EXPECT_THAT(refusal(about(deep)), HasSubstr("nested too deep"));
   put_bytes(path, about(std::string(17'000'000, '1')));
-  EXPECT_THAT(message_of<SnapshotError>([&] { read_summary(path); }), HasSubstr("at most"));
+  EXPECT_THAT(message_of<SnapshotError>([&] { read_summary(path); }), HasSubstr("the limit is"));
   EXPECT_THAT(refusal(about("nonsense")), HasSubstr("not JSON"));
 
-  // The name of a tensor does not flood the terminal, nor steer it.
+  // A tensor's name in a message is short and does not control the terminal.
   const auto message = refusal(with_header(R"({"\u001b[2J)" + std::string(100'000, 'n') + R"(":1})"));
   EXPECT_LT(message.size(), 1000);
   EXPECT_EQ(message.find('\x1b'), std::string::npos);
@@ -491,7 +492,8 @@ TEST_F(SnapshotFile, RefusesBombs) {
 TEST_F(SnapshotFile, RefusesTruthValuesThatAreNeither) {
   put_bytes(path, with_header(R"({"x":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})",
                               std::string("\0\1\2", 3)));
-  EXPECT_THAT(message_of<SnapshotError>([&] { read_file(path, Origin::Any); }), HasSubstr("neither 0 nor 1"));
+  EXPECT_THAT(message_of<SnapshotError>([&] { read_file(path, Origin::Any); }),
+              HasSubstr("values other than 0 and 1"));
 }
 
 TEST_F(SnapshotFile, SurvivesDamageThatNoChecksumCatches) {
@@ -520,16 +522,16 @@ TEST_F(SnapshotFile, SurvivesDamageThatNoChecksumCatches) {
 }
 
 TEST_F(SnapshotFile, SaysThatThereIsNoMemoryForIt) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers do not bear limits on memory";
+  if (kSanitized) GTEST_SKIP() << "sanitizers do not work with a limit on memory";
   put_bytes(path,
             with_header(R"({"x":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}})"));
-  // Its length is true on this disk, which has holes; the memory for it is not there.
+  // The file has the length that its header gives, since it is sparse, but there is not enough memory for it.
   fs::resize_file(path, fs::file_size(path) + (uint64_t{1} << 40));
   const auto status = in_child([&] {
     const rlimit limit = {uint64_t{64} << 30, uint64_t{64} << 30};
     ::setrlimit(RLIMIT_AS, &limit);
     EXPECT_THAT(message_of<SnapshotError>([&] { read_file(path, Origin::Any); }),
-                HasSubstr("no memory for the"));
+                HasSubstr("not enough memory for the"));
   });
   EXPECT_TRUE(exited_with(status, 0));
 }

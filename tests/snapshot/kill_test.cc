@@ -1,6 +1,7 @@
-// Writers that are killed at any byte and any system call, that find the disk full, or that the system fails.
+// Writers that are killed at any byte and any system call, that run out of disk space, or whose system calls
+// fail.
 //
-// Whatever happens, the newest whole snapshot is the one before, and the next writer goes on.
+// In all cases, the previous snapshot remains the newest intact one, and the next writer continues.
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
@@ -23,14 +24,14 @@
 
 namespace {
 
-// What happens at the writer's system calls; they are the functions with C linkage below.
+// A fault in a system call of the writer. The functions with C linkage below replace these calls.
 struct Fault {
   enum class Kind { None, KillBefore, KillAfter, Fail };
   Kind kind = Kind::None;
-  int at = -1;             // the number of the call, from 0
-  const char* call = "";   // or every call of this name
-  int error = 0;           // what Fail sets
-  size_t most = SIZE_MAX;  // bytes that one write takes
+  int at = -1;             // the index of the call
+  const char* call = "";   // or the name: applies to all its calls
+  int error = 0;           // the errno that Fail sets
+  size_t most = SIZE_MAX;  // the limit on the bytes of one write
 };
 
 Fault fault;
@@ -89,7 +90,7 @@ using ::testing::Not;
 using namespace lockstep::snapshot;
 using namespace lockstep::testing;
 
-// Writes with faults: the calls that were made.
+// Writes with a fault. Returns the system calls that were made.
 std::vector<std::string> write_with(const Fault& chosen, const Document& document, const fs::path& path,
                                     const WriteProgress& progress = {}) {
   fault = chosen;
@@ -109,13 +110,15 @@ std::vector<std::string> write_with(const Fault& chosen, const Document& documen
 class KilledWriter : public ::testing::Test {
  protected:
   KilledWriter() {
-    // The kernel keeps what a killed process has written; only without power would the disk matter.
+    // Sync is not needed: the kernel keeps what a killed process has written. Only a power failure would lose
+    // it.
     syncing = false;
     write_file(small_document(0), Directory(folder.path()).next());
   }
   ~KilledWriter() override { syncing = true; }
 
-  // Kills a writer of the next snapshot, and has another one go on. True if the killed one's is there.
+  // Kills a writer of the next snapshot, and lets another one continue. Returns true if the snapshot of the
+  // killed one exists.
   bool survive(const std::function<void(const Document&, const fs::path&)>& killed, int signal) {
     ++mark;
     const auto next = Directory(folder.path()).next();
@@ -145,11 +148,12 @@ class KilledWriter : public ::testing::Test {
   int64_t mark = 0, last_mark = 0;
 };
 
-// A limit on the size of files: the kernel ends the writer at exactly this byte.
+// With a limit on the file size, the kernel kills the writer at exactly this byte.
 void write_up_to(uint64_t bytes, const Document& document, const fs::path& path) {
   const rlimit limit = {bytes, bytes};
   ::setrlimit(RLIMIT_FSIZE, &limit);
-  // Some file systems hold the limit against the reserved space too, which is before the first byte.
+  // Some file systems apply the limit to the reserved space as well, which kills the writer before the first
+  // byte.
   write_with({.kind = Fault::Kind::Fail, .call = "fallocate", .error = EOPNOTSUPP, .most = 1500}, document,
              path);
 }
@@ -175,8 +179,9 @@ TEST_F(KilledWriter, AtAnySystemCallLeavesOneThatIsWhole) {
   fs::remove(scratch);
   const auto rename = std::find(all_calls.begin(), all_calls.end(), "renameat") - all_calls.begin();
   EXPECT_THAT(all_calls, AllOf(Contains("fallocate"), Contains("write"), Contains("pwrite")));
-  EXPECT_EQ(all_calls.at(static_cast<size_t>(rename) - 1), "fsync") << "the bytes before the name";
-  EXPECT_EQ(all_calls.back(), "fsync") << "and the name itself";
+  EXPECT_EQ(all_calls.at(static_cast<size_t>(rename) - 1), "fsync")
+      << "the bytes are synced before the rename";
+  EXPECT_EQ(all_calls.back(), "fsync") << "and the directory after it";
 
   for (int i = 0; i < static_cast<int>(all_calls.size()); ++i) {
     for (const auto kind : {Fault::Kind::KillBefore, Fault::Kind::KillAfter}) {
@@ -254,7 +259,7 @@ TEST_F(FailingWriter, GoesOnAfterInterruptionsAndShortWrites) {
   const auto all_calls = write_with({.most = 7}, small_document(2), path);
   EXPECT_GT(all_calls.size(), 500);
   expect_same(read_file(path), small_document(2));
-  for (const int i : {0, 1, 2, 3, 5}) {  // all but the renaming, which is never interrupted
+  for (const int i : {0, 1, 2, 3, 5}) {  // all calls but rename, which is never interrupted
     write_with({.kind = Fault::Kind::Fail, .at = i, .error = EINTR}, small_document(3 + i), path);
     expect_same(read_file(path), small_document(3 + i));
   }
@@ -267,24 +272,24 @@ TEST_F(FailingWriter, DoesWithoutReservedSpaceWhereThereIsNone) {
   }
 }
 
-// Whether this process has mounts of its own now: as root, or as an ordinary user who is one among its own
-// users.
+// Moves this process to a mount namespace of its own: directly as root, otherwise within a new user
+// namespace.
 bool has_own_mounts() {
   if (::unshare(CLONE_NEWNS) == 0) return true;
   const auto user = ::getuid();
   const auto group = ::getgid();
   if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-  // Without these, no file can be made: its owner would be nobody's. They belong to the user only if the
-  // process may be dumped.
+  // Without the maps, files would have no valid owner and could not be created. The process may write them
+  // only if it is dumpable.
   ::prctl(PR_SET_DUMPABLE, 1);
-  const auto say = [](const char* file, const std::string& text) {
+  const auto put = [](const char* file, const std::string& text) {
     return static_cast<bool>(std::ofstream(file) << text << std::flush);
   };
-  return say("/proc/self/setgroups", "deny") && say("/proc/self/uid_map", fmt::format("0 {} 1", user)) &&
-         say("/proc/self/gid_map", fmt::format("0 {} 1", group));
+  return put("/proc/self/setgroups", "deny") && put("/proc/self/uid_map", fmt::format("0 {} 1", user)) &&
+         put("/proc/self/gid_map", fmt::format("0 {} 1", group));
 }
 
-// True in a process that now has a file system of this size at `path`, which nobody else sees.
+// Mounts a file system of this size at `path`, visible in this process only. False if that is not permitted.
 bool mount_small(const fs::path& path, const char* options) {
   return has_own_mounts() && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          ::mount("tmpfs", path.c_str(), "tmpfs", 0, options) == 0;
@@ -305,7 +310,7 @@ TEST(FullDisk, LeavesTheSnapshotsBeforeAndSaysHowMuchIsFree) {
         message_of<SnapshotError>([&] { write_file(large, next); }),
         AllOf(HasSubstr(next.string()), HasSubstr("cannot reserve the space"), HasSubstr("(0 of 2000"),
               HasSubstr("No space left on device"), HasSubstr("bytes free"), HasSubstr("keep fewer")));
-    // Where nothing can be reserved, it is found on the way.
+    // Where space cannot be reserved, the error occurs during the writes.
     const Fault no_reserving = {.kind = Fault::Kind::Fail, .call = "fallocate", .error = EOPNOTSUPP};
     EXPECT_THAT(
         message_of<SnapshotError>([&] { write_with(no_reserving, large, next); }),

@@ -1,4 +1,4 @@
-// LBFGS in a snapshot: a run that is resumed takes the same steps, bit for bit.
+// LBFGS in a snapshot: a resumed run makes the same steps, bit for bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 using lockstep::testing::message_of;
 using ::testing::HasSubstr;
 
-// A regression that LBFGS does not solve at once.
+// A regression problem that LBFGS does not solve in one step.
 struct Curve {
   explicit Curve(const std::vector<std::string>& order = {"weight", "bias", "out"}) {
     torch::manual_seed(5);
@@ -78,7 +78,7 @@ class Lbfgs : public ::testing::TestWithParam<LbfgsOptions (*)()> {};
 INSTANTIATE_TEST_SUITE_P(LineSearches, Lbfgs, ::testing::Values(&line_search, &fixed_steps),
                          [](const auto& test) { return test.index == 0 ? "wolfe" : "plain"; });
 
-// At 0 there is no state, at 1 little, at 4 the history is full.
+// At step 0 there is no state, at 1 only a part, and at 4 the history is full.
 TEST_P(Lbfgs, GoesOnBitForBit) {
   for (const int saved_at : {0, 1, 4}) {
     const Curve straight;
@@ -91,7 +91,7 @@ TEST_P(Lbfgs, GoesOnBitForBit) {
     const auto snapshot = stored(capture_optimizer(first, before.names));
 
     torch::optim::LBFGS second(after.parameters(), LbfgsOptions(7));
-    after.train(second, 3, 5);  // a state that must go
+    after.train(second, 3, 5);  // this state must be replaced
     copy_parameters(before, after);
     prepare_optimizer(second, snapshot, after.names)();
     EXPECT_EQ(capture_optimizer(second, after.names).about, snapshot.about);
@@ -111,7 +111,7 @@ TEST(LbfgsState, RefusesWhatDoesNotFitUnchanged) {
   const Curve reordered({"out", "bias", "weight"});
   torch::optim::LBFGS other(reordered.parameters(), line_search());
   EXPECT_THAT(message_of<SnapshotError>([&] { prepare_optimizer(other, snapshot, reordered.names); }),
-              HasSubstr("in another order"));
+              HasSubstr("the order of the parameters differs"));
   EXPECT_TRUE(other.state().empty());
 
   torch::optim::SGD sgd(curve.parameters(), 0.1);

@@ -1,5 +1,4 @@
-// Snapshots in the middle of an epoch of a data loader with workers, which takes samples ahead of the
-// training.
+// Snapshots in the middle of an epoch, with a data loader whose workers load samples ahead of the training.
 #include <fstream>
 #include <functional>
 #include <gmock/gmock.h>
@@ -23,7 +22,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr size_t kSize = 240;
-constexpr size_t kShare = 4;
+constexpr size_t kRankBatch = 4;
 
 struct Row {
   size_t index;
@@ -36,7 +35,7 @@ struct RowSet : torch::data::datasets::Dataset<RowSet, Row> {
   at::Tensor rows = global_batch(kSize, 0);
 };
 
-// A model, an optimizer and a loader as a user has them; notes the samples of each step in a file.
+// A model, an optimizer and a loader as in a user's program. Records the samples of each step in a file.
 template <class Loader>
 struct LoaderRun {
   LoaderRun(const fs::path& directory, std::unique_ptr<Loader> with)
@@ -86,9 +85,11 @@ std::multiset<size_t> each_once() {
   return all;
 }
 
-torch::data::DataLoaderOptions with_workers() { return torch::data::DataLoaderOptions(kShare).workers(2); }
+torch::data::DataLoaderOptions with_workers() {
+  return torch::data::DataLoaderOptions(kRankBatch).workers(2);
+}
 
-// Saves after `stop` steps of 30, when the loader has taken more, and resumes with `world` ranks.
+// Saves after `stop` of 30 steps, when the workers have loaded more, and resumes with `world` ranks.
 void interrupt_and_resume(int64_t stop, int world, int64_t steps_left) {
   const ScratchFolder scratch;
   const auto notes = [&](int of, int rank) {
@@ -97,7 +98,7 @@ void interrupt_and_resume(int64_t stop, int world, int64_t steps_left) {
   run_ranks(2, "shm", [&](ProcessGroup& group) {
     LoaderRun run(scratch / "run", lockstep::make_data_loader(RowSet(), with_workers()));
     run.loader->set_epoch(2);
-    ASSERT_EQ(run.loader->sampler().size() / kShare, 30U);
+    ASSERT_EQ(run.loader->sampler().size() / kRankBatch, 30U);
     run.steps_until(stop, notes(2, group.rank()), [&](int64_t step) {
       if (step == stop) run.snapshots.save(run.ddp, run.optimizer, *run.loader, {.epoch = 2, .step = step});
     });
@@ -129,7 +130,7 @@ TEST(LoaderSnapshots, ALoaderIsAPartLikeASampler) {
     run.steps_until(5, "/dev/null", [](int64_t) {});
     run.snapshots.save(parts(), {.step = 5});
     const auto saved = run.loader->sampler().state();
-    EXPECT_EQ(saved.consumed, 5 * 2 * kShare);
+    EXPECT_EQ(saved.consumed, 5 * 2 * kRankBatch);
     run.steps_until(9, "/dev/null", [](int64_t) {});
     run.snapshots.resume(parts());
     EXPECT_EQ(run.loader->sampler().state(), saved);
@@ -142,7 +143,7 @@ TEST(LoaderSnapshots, TheRawWayIsWarnedOf) {
     const auto warnings = [&](size_t workers, int64_t epoch, int64_t saved_epoch) {
       DistributedSampler sampler(kSize);
       sampler.set_epoch(epoch);
-      auto options = torch::data::DataLoaderOptions(kShare).workers(workers);
+      auto options = torch::data::DataLoaderOptions(kRankBatch).workers(workers);
       LoaderRun run(scratch / "run", torch::data::make_data_loader(RowSet(), sampler, options));
       ::testing::internal::CaptureStderr();
       run.steps_until(6, "/dev/null", [&](int64_t step) {
@@ -151,16 +152,16 @@ TEST(LoaderSnapshots, TheRawWayIsWarnedOf) {
       return ::testing::internal::GetCapturedStderr();
     };
     EXPECT_EQ(warnings(0, 0, 0), "");
-    EXPECT_EQ(warnings(2, 0, 1), "") << "saved at the beginning of the next epoch";
+    EXPECT_EQ(warnings(2, 0, 1), "") << "saved at the start of the next epoch";
     const auto ahead = warnings(2, 3, 3);
     const auto back = warnings(0, 3, 0);
     if (group.rank() != 0) {
-      EXPECT_EQ(ahead + back, "") << "one rank is enough";
+      EXPECT_EQ(ahead + back, "") << "only rank 0 warns";
       return;
     }
     EXPECT_THAT(ahead, AllOf(HasSubstr("ahead of the training"), HasSubstr("lockstep::make_data_loader")));
-    EXPECT_THAT(back,
-                AllOf(HasSubstr("begins at epoch 0"), HasSubstr("in epoch 3 now"), HasSubstr("{.epoch")));
+    EXPECT_THAT(back, AllOf(HasSubstr("starts at the beginning of epoch 0"), HasSubstr("in epoch 3 now"),
+                            HasSubstr("{.epoch")));
   });
 }
 

@@ -1,4 +1,4 @@
-// Which snapshot is taken to resume from: when files are damaged, cannot be read, or go away meanwhile.
+// Which snapshot is resumed from if files are damaged, unreadable, or removed at the same time.
 #include "snapshot/newest.h"
 
 #include <cerrno>
@@ -21,18 +21,18 @@
 
 namespace {
 
-// What happens when a snapshot is read; the calls are the functions with C linkage below.
+// A fault while a snapshot is read. The functions with C linkage below replace the system calls.
 struct ReadFault {
   std::string call;                // "open" or "read"
-  std::string path = {};           // of an open whose path ends like this
-  int error = 0;                   // what it sets, if any
-  int times = 1'000'000;           // how often
+  std::string path = {};           // applies to an open whose path ends with this
+  int error = 0;                   // the errno to set, if any
+  int times = 1'000'000;           // how often it occurs
   std::function<void()> before{};  // runs once, before the call
 };
 
 ReadFault read_fault;
 
-// True if the call is to fail.
+// True if the call must fail.
 bool meets_fault(const char* call, std::string_view path) {
   if (read_fault.call != call || !path.ends_with(read_fault.path)) return false;
   if (const auto before = std::exchange(read_fault.before, {})) before();
@@ -79,7 +79,7 @@ class NewestSnapshot : public ::testing::Test {
     write_file(small_document(mark), path);
     return path;
   }
-  // The mark of the newest; 0 if there is none.
+  // The mark of the newest snapshot; 0 if there is none.
   int64_t newest() const {
     const auto document = read_newest(directory);
     return document ? document->about.at("mark").get<int64_t>() : 0;
@@ -116,7 +116,8 @@ TEST_F(NewestSnapshot, OfANewerFormatIsNotPassedOver) {
               AllOf(HasSubstr(path.string()), HasSubstr("format version 7"), HasSubstr("move this one")));
 }
 
-// The file may be whole: to fall back would lose its steps, and its successors' pruning the file.
+// The file may be intact. Falling back would lose its steps, and then the file itself when old snapshots are
+// removed.
 TEST_F(NewestSnapshot, ThatCannotBeReadJustNowIsAnErrorAndNotPassedOver) {
   save(1);
   const auto path = save(2);
@@ -127,7 +128,7 @@ TEST_F(NewestSnapshot, ThatCannotBeReadJustNowIsAnErrorAndNotPassedOver) {
       EXPECT_THAT(
           message_of<SnapshotError>([&] { newest(); }),
           AllOf(HasSubstr(path.string()), HasSubstr(fmt::format("errno {}", error)), HasSubstr("hint: "),
-                HasSubstr("to go on from an older snapshot, move this one elsewhere")))
+                HasSubstr("to continue from an older snapshot, move this one elsewhere")))
           << call;
       read_fault = {};
       EXPECT_EQ(newest(), 2);
@@ -135,7 +136,7 @@ TEST_F(NewestSnapshot, ThatCannotBeReadJustNowIsAnErrorAndNotPassedOver) {
   }
 }
 
-// A user who expects to resume must not begin anew without a word.
+// A user who expects to resume must not start over without an error.
 TEST_F(NewestSnapshot, ThatIsNoFileIsAnErrorAndNotANewBeginning) {
   const auto path = directory.next();
   const auto refusal = [&] {
@@ -146,7 +147,7 @@ TEST_F(NewestSnapshot, ThatIsNoFileIsAnErrorAndNotANewBeginning) {
   fs::create_directory(path);
   EXPECT_THAT(refusal(), HasSubstr("not a regular file but a directory"));
   fs::remove(path);
-  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);  // with nobody at its other end
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);  // without a process at the other end
   EXPECT_THAT(refusal(), HasSubstr("not a regular file but a named pipe"));
   fs::remove(path);
   fs::create_symlink("nowhere", path);
@@ -155,7 +156,7 @@ TEST_F(NewestSnapshot, ThatIsNoFileIsAnErrorAndNotANewBeginning) {
   fs::create_symlink(path.filename(), path);
   EXPECT_THAT(refusal(), HasSubstr("errno 40"));
   EXPECT_GT(save(2), path);
-  EXPECT_EQ(newest(), 2) << "older ones are not looked at";
+  EXPECT_EQ(newest(), 2) << "older files are not opened";
 }
 
 TEST_F(NewestSnapshot, IsLookedForAgainWhenItsWriterRemovesIt) {
@@ -178,7 +179,7 @@ TEST_F(NewestSnapshot, IsLookedForAgainWhenItsWriterRemovesIt) {
   EXPECT_EQ(shown, 3);
 }
 
-// A file server tells of a removed file only when it is read.
+// A file server may report a removed file only when it is read.
 TEST_F(NewestSnapshot, IsLookedForAgainWhenItIsRemovedWhileItIsRead) {
   save(1);
   read_fault = {.call = "read", .error = ESTALE, .times = 1, .before = [&] {

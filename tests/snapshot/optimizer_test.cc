@@ -1,4 +1,4 @@
-// The state of optimizers by parameter name: going on in an optimizer made anew, bit for bit.
+// The state of optimizers by parameter name: a run continues in a new optimizer, bit for bit.
 #include <bit>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 
 #include <lockstep/error.h>
 
+#include "snapshot/numbers.h"
 #include "snapshot/optimizer_state.h"
 #include "support/message_of.h"
 
@@ -18,7 +19,7 @@ using lockstep::testing::message_of;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-// The same parameters whatever the order they are registered in. 'idle' never gets a gradient.
+// The parameters are the same, whatever the order of registration. 'idle' never gets a gradient.
 struct Net : torch::nn::Module {
   explicit Net(bool reversed = false) {
     torch::manual_seed(3);
@@ -59,12 +60,12 @@ void expect_same_parameters(Net& a, Net& b) {
   }
 }
 
-// As if it had been written to a file and read.
 void restore_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
                        const NamedTensors& names) {
   prepare_optimizer(optimizer, state, names)();
 }
 
+// The state as it would be read from a file.
 OptimizerState through_file(const OptimizerState& state) {
   OptimizerState read{json::parse(state.about.dump()), {}};
   for (const auto& [name, tensor] : state.tensors) read.tensors.emplace_back(name, tensor.clone());
@@ -80,7 +81,7 @@ void expect_same_state(const OptimizerState& a, const OptimizerState& b) {
   }
 }
 
-// Two groups with options of their own, in the order that the module has its parameters in.
+// Two groups with different options; the parameters are in the order of the module.
 std::vector<torch::optim::OptimizerParamGroup> groups_of(
     Net& net, std::unique_ptr<torch::optim::OptimizerOptions> first = nullptr,
     std::unique_ptr<torch::optim::OptimizerOptions> second = nullptr) {
@@ -93,7 +94,7 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(
 
 struct Maker {
   std::string name;
-  // As the run was begun; and with other options, which the snapshot must overrule.
+  // With the options of the saved run, and with other options, which the snapshot must replace.
   std::function<std::unique_ptr<torch::optim::Optimizer>(Net&)> make, make_other;
 };
 void PrintTo(const Maker& maker, std::ostream* out) { *out << maker.name; }
@@ -133,7 +134,7 @@ TEST_P(EveryOptimizer, GoesOnBitForBitWithParametersInAnotherOrder) {
   Net straight;
   const auto whole = GetParam().make(straight);
   train(straight, *whole, 0, 5);
-  whole->param_groups()[1].options().set_lr(0.0123);  // as a scheduler does
+  whole->param_groups()[1].options().set_lr(0.0123);  // as a scheduler would
   train(straight, *whole, 5, 10);
 
   Net before, after(/*reversed=*/true);
@@ -145,7 +146,7 @@ TEST_P(EveryOptimizer, GoesOnBitForBitWithParametersInAnotherOrder) {
     snapshot = through_file(capture_optimizer(*first, before.names()));
   }
   const auto second = GetParam().make_other(after);
-  train(after, *second, 7, 9);  // a state that must go
+  train(after, *second, 7, 9);  // this state must be replaced
   {
     const at::NoGradGuard no_grad;
     for (const auto& [name, value] : before.names()) after[name].copy_(value);
@@ -224,6 +225,32 @@ TEST(Optimizer, KeepsEveryBitOfItsOptions) {
   }
 }
 
+TEST(Optimizer, StoresNumbersThatJsonLacksByName) {
+  const auto stored = [](double value) { return number_to_json(value).dump(); };
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(stored(infinity), R"({"double":"inf"})");
+  EXPECT_EQ(stored(-infinity), R"({"double":"-inf"})");
+  EXPECT_EQ(stored(std::bit_cast<double>(uint64_t{0xfff8000000000000})), R"({"double":"-nan"})");
+  EXPECT_EQ(stored(std::bit_cast<double>(uint64_t{0x7ff8000000000abc})),
+            R"({"double":"0x7ff8000000000abc"})");
+  EXPECT_EQ(stored(0.5), "0.5");
+  EXPECT_EQ(readable(number_to_json(infinity)), "inf");
+  EXPECT_EQ(readable({{"double", "\033[2J"}}), R"({"double":"\u001b[2J"})");
+  EXPECT_EQ(number_from_json({{"double", "0x"}}), std::nullopt);
+  EXPECT_EQ(number_from_json(nullptr), std::nullopt);
+}
+
+// Older builds stored such a number as a bare text of its bits.
+TEST(Optimizer, ReadsNumbersOfOlderFiles) {
+  Net net, other;
+  torch::optim::Adam adam(net.parameters(), 0.01), restored(other.parameters(), 1);
+  auto state = capture_optimizer(adam, net.names());
+  state.about["groups"][0]["options"]["eps"] = "0x7ff0000000000000";
+  restore_optimizer(restored, through_file(state), other.names());
+  const auto& options = static_cast<const torch::optim::AdamOptions&>(restored.param_groups()[0].options());
+  EXPECT_EQ(options.eps(), std::numeric_limits<double>::infinity());
+}
+
 TEST(Optimizer, OwnsWhatWasRestored) {
   Net net, other;
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -232,7 +259,7 @@ TEST(Optimizer, OwnsWhatWasRestored) {
   const auto state = capture_optimizer(sgd, net.names());
   restore_optimizer(restored, state, other.names());
   const auto before = through_file(capture_optimizer(restored, other.names()));
-  train(net, sgd, 2, 4);  // changes the captured tensors, which are the optimizer's own
+  train(net, sgd, 2, 4);  // changes the captured tensors, which still belong to the optimizer
   EXPECT_FALSE(at::equal(state.tensors[0].second, before.tensors[0].second));
   expect_same_state(capture_optimizer(restored, other.names()), before);
 }
@@ -281,7 +308,7 @@ TEST(Optimizer, TakesNamesWithSlashes) {
   expect_same_state(capture_optimizer(restored, {{"a/b/step", other}}), state);
 }
 
-// Refusals
+// Errors
 
 struct Signs : torch::optim::Optimizer {
   using Optimizer::Optimizer;
@@ -299,7 +326,7 @@ TEST(Optimizer, NamesAnOptimizerItDoesNotKnow) {
 
 struct Lookahead : torch::optim::SGD {
   using SGD::SGD;
-  at::Tensor slow;  // which a snapshot would lose
+  at::Tensor slow;  // a snapshot would lose it
 };
 
 TEST(Optimizer, RefusesOneDerivedFromAKnownOne) {
@@ -425,10 +452,15 @@ std::vector<Wrong> wrong_states() {
        {"fused"}},
       {"option_of_text",
        [](OptimizerState& s) { s.about["groups"][1]["options"]["eps"] = "small"; },
-       {"'small'"}},
+       {R"("small")"}},
       {"option_of_half_bits",
        [](OptimizerState& s) { s.about["groups"][1]["options"]["eps"] = "0x7g"; },
-       {"'0x7g'"}},
+       {R"("0x7g")"}},
+      {"option_of_unknown_number",
+       [](OptimizerState& s) {
+         s.about["groups"][1]["options"]["eps"] = {{"double", "small"}};
+       },
+       {R"({"double":"small"})"}},
       {"option_of_another_type",
        [](OptimizerState& s) { s.about["groups"][1]["options"]["amsgrad"] = 1.5; },
        {"damaged"}},

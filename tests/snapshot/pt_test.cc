@@ -1,4 +1,4 @@
-// State dicts that go to Python and come from it, and files that are not what they should be.
+// State dicts written for and read from Python, and invalid files.
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -97,7 +97,7 @@ struct SavedNet : torch::nn::Module {
   torch::nn::Linear fc;
 };
 
-// One run of Python serves all tests.
+// Starts Python once for all tests.
 class PtWithPython : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -106,7 +106,7 @@ class PtWithPython : public ::testing::Test {
     write_pt(*scratch_ / "nothing.pt", {});
     torch::manual_seed(1);
     SavedNet net;
-    net.forward(torch::randn({4, 2, 5, 5}));  // statistics other than those of a new one
+    net.forward(torch::randn({4, 2, 5, 5}));  // changes the initial statistics
     net.eval();
     const auto input = torch::randn({2, 2, 5, 5});
     model_ = net.state();
@@ -127,7 +127,7 @@ class PtWithPython : public ::testing::Test {
     model_.clear();
   }
   void SetUp() override {
-    // 127: no such program
+    // 127: the program was not found
     if (status_ == 77 || status_ == 127) GTEST_SKIP() << "python3-torch is not installed";
     ASSERT_EQ(status_, 0) << output_;
   }
@@ -202,7 +202,7 @@ TEST_F(PtWithPython, SaysHowToSaveAgainWhatItCannotRead) {
   EXPECT_THAT(legacy, HasSubstr("before 1.6"));
   EXPECT_THAT(legacy, HasSubstr("torch.save(torch.load("));
   EXPECT_THAT(error_of("deflated"), HasSubstr("compressed"));
-  EXPECT_THAT(error_of("expanded"), HasSubstr("expanded: 1 elements stand for 1000"));
+  EXPECT_THAT(error_of("expanded"), HasSubstr("expanded from 1 elements to 1000"));
   EXPECT_THAT(error_of("module"), HasSubstr("__main__.Twin"));
   EXPECT_THAT(error_of("sparse"), HasSubstr("_rebuild_sparse_tensor"));
   EXPECT_THAT(error_of("quantized"), HasSubstr("_rebuild_qtensor"));
@@ -263,7 +263,7 @@ TEST(Pt, RefusesTensorsThatAStateDictCannotHold) {
   EXPECT_THAT(write({{"x", at::Tensor()}}), HasSubstr("'x' is undefined"));
   EXPECT_THAT(write({{"x", torch::eye(2).to_sparse()}}), HasSubstr("'x' is not a dense"));
   EXPECT_THAT(write({{"x", torch::empty({2}, at::kMeta)}}), HasSubstr("'x' is not a dense"));
-  EXPECT_THAT(write({{"x", torch::ones(1)}, {"x", torch::ones(1)}}), HasSubstr("'x' stands there twice"));
+  EXPECT_THAT(write({{"x", torch::ones(1)}, {"x", torch::ones(1)}}), HasSubstr("'x' appears twice"));
   EXPECT_THAT(write({{"\xff\xfe", torch::ones(1)}}), HasSubstr("not UTF-8"));
   EXPECT_TRUE(names_in(scratch.path()).empty());
 }
@@ -294,7 +294,7 @@ TEST(Pt, LeavesTheOldFileWhenTheNewOneCannotBeFinished) {
   expect_same(read_pt(scratch / "a.pt"), plain());
 }
 
-// Files that are not what they should be
+// Invalid files
 
 TEST(Pt, RefusesWhatIsNoFileOfTorchSave) {
   const ScratchFolder scratch;
@@ -335,7 +335,7 @@ TEST(Pt, NeverReadsOtherValuesFromADamagedFile) {
     damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i * 5 % 8)));
     put_bytes(scratch / "damaged.pt", damaged);
     try {
-      expect_same(read_pt(scratch / "damaged.pt"), plain());  // in a place that means nothing
+      expect_same(read_pt(scratch / "damaged.pt"), plain());  // an unused byte was changed
     } catch (const SnapshotError&) {
       ++refused;
     }
@@ -343,7 +343,7 @@ TEST(Pt, NeverReadsOtherValuesFromADamagedFile) {
   EXPECT_GT(refused, 500u);
 }
 
-// A zip as torch.save makes it, with right checksums, of any content.
+// A zip as torch.save writes it, with valid checksums and any contents.
 using Records = std::vector<std::pair<std::string, std::string>>;
 void write_zip(const fs::path& path, const Records& records) {
   std::string bytes;
@@ -358,7 +358,7 @@ void write_zip(const fs::path& path, const Records& records) {
   put_bytes(path, bytes);
 }
 
-// A tensor in a storage of four floats.
+// Describes a tensor in a storage of four floats.
 struct Described {
   std::string storage = "FloatStorage", key = "0";
   int64_t count = 4, offset = 0;
@@ -449,7 +449,7 @@ TEST(Pt, RefusesNumbersOfTheOtherEndianness) {
   EXPECT_THAT(message_of<SnapshotError>([&] { read_pt(scratch / "a.pt"); }), HasSubstr("little-endian"));
 }
 
-// A small file must not become a huge one.
+// A small file must not expand to a huge one.
 TEST(Pt, ManyNamesOfOneTensorAreStoredOnce) {
   const ScratchFolder scratch;
   std::vector<std::pair<std::string, Described>> names;
@@ -473,10 +473,10 @@ TEST(Pt, RefusesTensorsThatLieOverEachOtherWithoutEnd) {
   }
   write_zip(scratch / "a.pt", {{"data.pkl", pickle_of_all(names)}, {"data/0", std::string(4 * 4096, '\1')}});
   EXPECT_THAT(message_of<SnapshotError>([&] { read_pt(scratch / "a.pt"); }),
-              HasSubstr("lie over each other"));
+              HasSubstr("the tensors overlap too much"));
 }
 
-// What it makes of any pickle is data or an error; the sanitizers see the rest.
+// Any pickle yields data or an error; the sanitizers detect the rest.
 TEST(Pt, SurvivesAnyChangeOfThePickle) {
   const ScratchFolder scratch;
   const auto valid = pickle_of({});
@@ -495,7 +495,7 @@ TEST(Pt, SurvivesAnyChangeOfThePickle) {
 }
 
 TEST(Pickle, SurvivesAnyBytes) {
-  // Opcodes only, so that programs get far.
+  // Only opcodes, so that more of the pickle is executed.
   const std::string opcodes =
       "(.012NJKMGXUTBC)tle]a}dsucRbQhjqr\x85\x86\x87\x88\x89\x81\x8a\x8c\x8f\x90\x91\x92\x93\x94";
   std::mt19937 random(11);
@@ -526,7 +526,7 @@ TEST(Pickle, SaysWhatIsWrong) {
   EXPECT_THAT(pickle_error("."), HasSubstr("too little on its stack"));
   EXPECT_THAT(pickle_error("t."), HasSubstr("no mark"));
   EXPECT_THAT(pickle_error("N(\x85."),
-              HasSubstr("too little on its stack"));  // what is before a mark is not its
+              HasSubstr("too little on its stack"));  // values below a mark are not accessible
   EXPECT_THAT(pickle_error("X\xff\xff\xff\xff"
                            "abc"s),
               HasSubstr("ends too early"));
@@ -535,9 +535,9 @@ TEST(Pickle, SaysWhatIsWrong) {
               HasSubstr("ends too early"));
   EXPECT_THAT(pickle_error("h\5."), HasSubstr("reference to nothing"));
   EXPECT_THAT(pickle_error("}(Nu."), HasSubstr("key without a value"));
-  EXPECT_THAT(pickle_error("]NNs."), HasSubstr("can hold none"));
+  EXPECT_THAT(pickle_error("]NNs."), HasSubstr("cannot hold them"));
   EXPECT_THAT(pickle_error("N)R."), HasSubstr("call of something else"));
-  EXPECT_THAT(pickle_error("NQ."), HasSubstr("no tuple"));
+  EXPECT_THAT(pickle_error("NQ."), HasSubstr("not a tuple"));
   EXPECT_THAT(pickle_error("\xfe."), HasSubstr("0xfe"));
   EXPECT_THAT(pickle_error("ccollections\nOrderedDict\n]\x85R."), HasSubstr("Python 2"));
 }
@@ -571,7 +571,7 @@ TEST(Pickle, ReadsIntegersOfEveryForm) {
   EXPECT_THAT(values, ElementsAre(255, 65535, -1, 0, -128, int64_t{1} << 32));
 }
 
-// Large counts cost nothing: many values may refer to one tuple.
+// Large counts take no memory, because many values may refer to one tuple.
 TEST(Pickle, TakesNoMoreMemoryThanItsBytesJustify) {
   std::string program =
       "cx\ny\nq\1"
@@ -584,7 +584,7 @@ TEST(Pickle, TakesNoMoreMemoryThanItsBytesJustify) {
   EXPECT_EQ(pickle.root().items.size(), 100'000u);
   EXPECT_EQ(pickle.root().items[0]->tuple, pickle.root().items[1]->tuple);
 
-  // One byte each, and a hundred in memory.
+  // Each takes one byte in the file, and a hundred in memory.
   EXPECT_THAT(pickle_error("N" + std::string(1'000'000, '\x94') + "."),
               HasSubstr("more references than values"));
   EXPECT_THAT(pickle_error("(" + std::string(1'000'000, ']') + "t."), HasSubstr("too many values"));
@@ -593,7 +593,7 @@ TEST(Pickle, TakesNoMoreMemoryThanItsBytesJustify) {
   for (int i = 0; i < 1'000'000; ++i) integers += "K\5";
   const Pickle small(integers + "t.", [](std::string_view) { return true; });
   EXPECT_EQ(small.root().items.size(), 1'000'000u);
-  EXPECT_EQ(small.root().items[0], small.root().items[1]) << "small integers are made once";
+  EXPECT_EQ(small.root().items[0], small.root().items[1]) << "small integers are shared";
 }
 
 }  // namespace

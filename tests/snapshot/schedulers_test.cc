@@ -1,5 +1,5 @@
-// Learning-rate schedulers in snapshots: a run that is resumed has the rates of one that was never
-// interrupted. And optimizers that differ between ranks: a warning.
+// Learning-rate schedulers in snapshots: a resumed run has the rates of an uninterrupted one. Also the
+// warnings about optimizers that differ between ranks.
 #include <cmath>
 #include <filesystem>
 #include <gmock/gmock.h>
@@ -27,7 +27,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A model and an optimizer with two groups, alone in the world. It does not train: rates are what counts.
+// A model and an optimizer with two groups, in a world of one. It does not train, because only the rates
+// matter.
 struct Lone {
   explicit Lone(const std::filesystem::path& directory, double lr = 0.1)
       : optimizer({{{model->weight}}, {{model->bias}, std::make_unique<torch::optim::SGDOptions>(lr / 2)}},
@@ -36,7 +37,7 @@ struct Lone {
 
   static std::shared_ptr<ProcessGroup> group() {
     const auto made = init_process_group({.rank = 0, .world_size = 1});
-    destroy_process_group();  // the default one; this one stays
+    destroy_process_group();  // destroys the default group; this object keeps its own
     return made;
   }
   std::vector<double> rates() {
@@ -50,7 +51,7 @@ struct Lone {
   Snapshots snapshots;
 };
 
-// The rates of epochs [begin, end), with a snapshot after each.
+// Makes the epochs [begin, end), with a snapshot after each. Returns the rates.
 template <class Kind, class Step>
 std::vector<std::vector<double>> train(Lone& run, Kind& scheduler, int64_t end, const Step& step) {
   std::vector<std::vector<double>> rates;
@@ -63,7 +64,7 @@ std::vector<std::vector<double>> train(Lone& run, Kind& scheduler, int64_t end, 
   return rates;
 }
 
-// What happens when the run is interrupted after each epoch equals what happens when it is not.
+// A run that is interrupted after each epoch must have the rates of one that is not.
 template <class Make, class Step>
 std::vector<std::vector<double>> expect_resumes(const Make& make, const Step& step, int64_t epochs = 12) {
   const ScratchFolder scratch;
@@ -72,7 +73,7 @@ std::vector<std::vector<double>> expect_resumes(const Make& make, const Step& st
   const auto expected = train(straight, never_interrupted, epochs, step);
   std::vector<std::vector<double>> resumed;
   for (int64_t end = 1; end <= epochs; ++end) {
-    Lone again(scratch / "again", end == 1 ? 0.1 : 0.7);  // which the snapshot overrules
+    Lone again(scratch / "again", end == 1 ? 0.1 : 0.7);  // the snapshot replaces this rate
     auto scheduler = make(again.optimizer);
     for (const auto& rates : train(again, scheduler, end, step)) resumed.push_back(rates);
   }
@@ -82,7 +83,7 @@ std::vector<std::vector<double>> expect_resumes(const Make& make, const Step& st
 
 const auto step_it = [](auto& scheduler, int64_t) { scheduler.step(); };
 
-// The loss falls, then stays, for the ways of a plateau.
+// A loss that falls and then stays, so that the plateau reduces the rate.
 double loss_at(int64_t epoch) { return std::max(1.0 / static_cast<double>(epoch + 1), 0.3); }
 
 TEST(SchedulerSnapshots, StepLrGoesOnWhereItStood) {
@@ -112,11 +113,11 @@ TEST(SchedulerSnapshots, LibTorchsPlateauGoesOnWhereItStood) {
   expect_resumes([](auto& optimizer) { return Plateau(optimizer, Plateau::min, 0.5, 1); },
                  [](auto& scheduler, int64_t epoch) { scheduler.step(static_cast<float>(loss_at(epoch))); });
 #else
-  GTEST_SKIP() << "LibTorch has it from 2.0 on";
+  GTEST_SKIP() << "needs LibTorch 2.0";
 #endif
 }
 
-// Of a class of the program's own.
+// A scheduler class of the program.
 struct Halving : torch::optim::LRScheduler {
   using LRScheduler::LRScheduler;
   std::vector<double> get_lrs() override {
@@ -165,7 +166,7 @@ TEST(SchedulerSnapshots, RefuseWhatDoesNotFitUnchanged) {
               AllOf(HasSubstr("not a Scheduler"), HasSubstr("torch::optim::StepLR"), HasSubstr("hint: ")));
   EXPECT_EQ(scheduler.last_step(), 0);
 
-  // The way out.
+  // The way that the hint describes.
   const auto at = run.snapshots.resume(run.model, run.optimizer);
   scheduler.set_last_step(at.epoch);
   EXPECT_DOUBLE_EQ(run.rates()[0], 0.1 / 32);
@@ -205,15 +206,14 @@ TEST(SchedulerSnapshots, AreShown) {
   steps.step();
   run.snapshots.save({{"", run.model}, {"steps", steps}, {"plateau", plateau}});
   const auto about = snapshot::read_summary(run.snapshots.latest()->path).about;
-  EXPECT_THAT(
-      snapshot::schedulers_in(about),
-      ::testing::ElementsAre(std::pair("plateau",
-                                       "ReduceLROnPlateau, best \"0x7ff0000000000000\", cooldown_counter 0, "
-                                       "last_epoch 0, num_bad_epochs 0"),
-                             std::pair("steps", "torch::optim::StepLR, step_count 1")));
+  EXPECT_THAT(snapshot::schedulers_in(about),
+              ::testing::ElementsAre(std::pair("plateau",
+                                               "ReduceLROnPlateau, best inf, cooldown_counter 0, "
+                                               "last_epoch 0, num_bad_epochs 0"),
+                                     std::pair("steps", "torch::optim::StepLR, step_count 1")));
 }
 
-// Rank 0's output of a run of three ranks whose learning rates may differ.
+// The output of rank 0 in a run of three ranks whose learning rates may differ.
 std::string output_of_rank_0(double lr_of_others, bool from_the_start) {
   const ScratchFolder scratch;
   const auto outcomes = start_ranks(3, [&](int rank) {

@@ -30,12 +30,12 @@ inline std::string bytes_in(const std::filesystem::path& path) {
 }
 
 inline void put_bytes(const std::filesystem::path& path, const std::string& bytes) {
-  // A new file: some file systems wait for the disk when one is written over.
+  // Creates a new file, because overwriting one waits for the disk on some file systems.
   std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// The file's bytes with another version of the format, and the checksum that belongs to them.
+// The bytes of a file with another format version and a matching checksum.
 inline std::string with_version(std::string file, const std::string& version) {
   const std::string mine = R"("format_version":"1")";
   const auto at = file.find(mine);
@@ -70,8 +70,8 @@ inline void expect_same(const snapshot::Document& a, const snapshot::Document& b
   }
 }
 
-// Runs the body in a forked process: its wait status. Exits with 0, with 1 after a failed assertion, or with
-// 2 after an exception, which it prints.
+// Runs the body in a forked process and returns its wait status. The process exits with 0, with 1 after a
+// failed assertion, or with 2 after an exception, which it prints.
 inline int in_child(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child < 0) throw std::runtime_error("fork failed");

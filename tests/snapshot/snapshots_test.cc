@@ -1,5 +1,4 @@
-// Snapshots as a training loop uses them: saved, resumed, killed in between, at other world sizes, by several
-// ranks.
+// Snapshots in a training loop: saved, resumed, after kills, with other world sizes, and with several ranks.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -26,7 +25,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// With dropout and batch norm: random state and buffers count.
+// Has dropout and batch norm, so that the random state and the buffers matter.
 struct Noisy : torch::nn::Module {
   explicit Noisy(int64_t hidden = 16)
       : first(register_module("first", torch::nn::Linear(8, hidden))),
@@ -43,7 +42,7 @@ struct Noisy : torch::nn::Module {
 constexpr size_t kSamples = 96;
 constexpr size_t kBatch = 4;
 
-// A run as a user writes it: epochs over a sampler, a snapshot after each step.
+// A user's training run: epochs over a sampler, with a snapshot after each step.
 struct Training {
   explicit Training(const std::shared_ptr<ProcessGroup>& with, const fs::path& directory,
                     SnapshotOptions options = {})
@@ -56,7 +55,7 @@ struct Training {
     torch::manual_seed(100 + group->rank());
   }
 
-  // One step; returns its loss.
+  // Makes one step and returns its loss.
   double step(const std::vector<size_t>& indices) {
     const auto rows = torch::tensor(std::vector<int64_t>(indices.begin(), indices.end()));
     const auto batch = global_batch(kSamples, 0).index_select(0, rows);
@@ -67,7 +66,7 @@ struct Training {
     return loss.item<double>();
   }
 
-  // Trains until `steps` steps are done since the very beginning, saving after each.
+  // Trains until the run has made `steps` steps in total, saving after each.
   std::vector<double> train_until(int64_t steps, const std::function<void(int64_t)>& after_save = {}) {
     std::vector<double> losses;
     auto at = snapshots.resume(ddp, optimizer, sampler);
@@ -108,7 +107,7 @@ void expect_same(const Tensors& a, const Tensors& b) {
 
 std::shared_ptr<ProcessGroup> lone_group() {
   const auto group = init_process_group({.rank = 0, .world_size = 1});
-  destroy_process_group();  // the default one; this one stays
+  destroy_process_group();  // destroys the default group; this one remains
   return group;
 }
 
@@ -135,7 +134,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SnapshotWorlds,
                            return std::get<0>(at.param) + std::to_string(std::get<1>(at.param));
                          });
 
-// Ten steps are five, kill -9 of all ranks, and five more: losses, parameters, buffers, to the bit.
+// A run in which all ranks are killed must have the losses, parameters and buffers of an uninterrupted one,
+// bit for bit.
 TEST_P(SnapshotWorlds, ResumeAfterKillIsBitwise) {
   const ScratchFolder scratch;
   const auto killed = start_ranks(world(), [&](int) {
@@ -151,7 +151,7 @@ TEST_P(SnapshotWorlds, ResumeAfterKillIsBitwise) {
     Training resumed(default_group(), scratch / "run");
     const auto rest = resumed.train_until(20);
     ASSERT_EQ(losses.size(), 20U);
-    // Some rank died with the snapshot of step 11 in place, or before it was.
+    // The ranks were killed either before or after the snapshot of step 11 was written.
     ASSERT_GE(rest.size(), 9U);
     ASSERT_LE(rest.size(), 10U);
     for (size_t i = 0; i < rest.size(); ++i) EXPECT_EQ(rest[i], losses[20 - rest.size() + i]) << "step " << i;
@@ -165,7 +165,7 @@ TEST_P(SnapshotWorlds, AsynchronousSavesHoldTheMomentOfTheCall) {
     Training run(default_group(), scratch / "run", {.async = true});
     run.train_until(3);
     auto at_three = run.state();
-    // Running statistics are each rank's own until the next forward; a snapshot has rank 0's.
+    // Until the next forward, each rank has running statistics of its own. A snapshot stores those of rank 0.
     for (auto& tensor : at_three) group.broadcast(tensor, 0);
     run.snapshots.save(run.ddp, run.optimizer, run.sampler, {.epoch = 0, .step = 3});
     run.step({1, 2, 3, 4});
@@ -189,10 +189,10 @@ TEST_P(SnapshotWorlds, AnEmptyDirectoryGivesZerosAndChangesNothing) {
   });
 }
 
-// semantics 24: what is left of the epoch is dealt anew.
+// The rest of the epoch is distributed to the new number of ranks.
 TEST(Snapshots, ResumeAtAnotherWorldSizeLosesAndRepeatsNoSample) {
   const ScratchFolder scratch;
-  const auto note = [](const fs::path& path, const std::vector<size_t>& indices) {
+  const auto record = [](const fs::path& path, const std::vector<size_t>& indices) {
     std::ofstream file(path, std::ios::app);
     for (const auto index : indices) file << index << "\n";
   };
@@ -202,7 +202,7 @@ TEST(Snapshots, ResumeAtAnotherWorldSizeLosesAndRepeatsNoSample) {
     for (int i = 0; i < 5; ++i) {
       const auto indices = *run.sampler.next(kBatch);
       run.step(indices);
-      note(scratch / ("two" + std::to_string(group.rank())), indices);
+      record(scratch / ("two" + std::to_string(group.rank())), indices);
     }
     run.snapshots.save(run.ddp, run.optimizer, run.sampler, {.epoch = 0, .step = 5});
     if (group.rank() == 0) {
@@ -219,7 +219,7 @@ TEST(Snapshots, ResumeAtAnotherWorldSizeLosesAndRepeatsNoSample) {
     run.sampler.reset();
     while (const auto indices = run.sampler.next(kBatch)) {
       run.step(*indices);
-      note(scratch / ("three" + std::to_string(group.rank())), *indices);
+      record(scratch / ("three" + std::to_string(group.rank())), *indices);
     }
   });
   std::multiset<size_t> seen;
@@ -228,7 +228,7 @@ TEST(Snapshots, ResumeAtAnotherWorldSizeLosesAndRepeatsNoSample) {
     for (size_t index = 0; file >> index;) seen.insert(index);
   }
   for (size_t i = 0; i < kSamples; ++i) EXPECT_GE(seen.count(i), 1U) << i;
-  EXPECT_LE(seen.size(), kSamples + 2) << "no more than fills the last round";
+  EXPECT_LE(seen.size(), kSamples + 2) << "only the padding of the last round repeats samples";
 }
 
 TEST(Snapshots, AFailedWriteIsTheSameErrorOnAllRanks) {
@@ -240,7 +240,7 @@ TEST(Snapshots, AFailedWriteIsTheSameErrorOnAllRanks) {
       run.train_until(2);
       run.snapshots.wait();
       group.barrier();
-      // The directory is gone when the next is written, and comes back.
+      // The directory is missing during the next write, and is restored afterwards.
       if (group.rank() == 0) fs::rename(directory, scratch / "elsewhere");
       group.barrier();
       EXPECT_THAT(message_of<SnapshotError>([&] {
@@ -249,7 +249,7 @@ TEST(Snapshots, AFailedWriteIsTheSameErrorOnAllRanks) {
                   }),
                   AllOf(HasSubstr(directory.string()), HasSubstr("No such file or directory")));
       if (group.rank() == 0) fs::rename(scratch / "elsewhere", directory);
-      // The group lives, and so does what was saved before.
+      // The group and the earlier snapshots can still be used.
       auto ones = at::ones({1});
       group.all_reduce(ones);
       EXPECT_EQ(ones.item<float>(), 2);
@@ -271,7 +271,7 @@ TEST(Snapshots, DamagedOnesArePassedOver) {
   write_text(scratch / "run/snapshot-00000008.safetensors", "something else altogether, and long enough");
   EXPECT_EQ(run.snapshots.resume(run.ddp, run.optimizer, run.sampler).step, 2);
   expect_same(run.state(), states[1]);
-  // What comes next is numbered after all of them.
+  // The next snapshot gets a number above all of them.
   run.snapshots.save(run.ddp, run.optimizer, run.sampler, {.step = 7});
   EXPECT_EQ(run.snapshots.latest()->sequence, 10);
   EXPECT_EQ(run.snapshots.resume(run.ddp, run.optimizer, run.sampler).step, 7);
@@ -302,7 +302,7 @@ TEST(Snapshots, AnotherModelIsNamedAndNothingIsChanged) {
   EXPECT_THAT(message_of<SnapshotError>([&] { run.snapshots.resume(make_net()); }),
               AllOf(HasSubstr("'third.weight' is not in the snapshot"),
                     HasSubstr("'norm.bias' is not in this model")));
-  // The model fits, the optimizer does not: the model stays as it is.
+  // The model matches, but the optimizer does not: the model must not change.
   Training fresh(lone_group(), scratch / "fresh");
   torch::optim::SGD sgd(fresh.ddp.parameters(), 0.1);
   const auto weights = fresh.state();
@@ -327,7 +327,7 @@ TEST(Snapshots, WhatCannotBeReadStopsAllRanksAndChangesNothing) {
     Training run(default_group(), scratch / "run");
     run.train_until(2);
     run.step({1, 2, 3, 4});
-    // A link to itself: an error of the system, and no damage.
+    // A link to itself is an error of the system, not a damaged file.
     const auto path = scratch / "run/snapshot-00000003.safetensors";
     if (group.rank() == 0) fs::create_symlink(path.filename(), path);
     const auto before = run.state();
@@ -341,7 +341,7 @@ TEST(Snapshots, WhatCannotBeReadStopsAllRanksAndChangesNothing) {
   });
 }
 
-// Everything is checked before the first value is written, on every rank.
+// Everything is checked on every rank before the first value is written.
 TEST(Snapshots, ARandomStateThatDoesNotFitIsRefusedBeforeAnythingChanges) {
   const ScratchFolder scratch;
   run_ranks(2, "shm", [&](ProcessGroup& group) {
@@ -381,7 +381,8 @@ TEST(Snapshots, AnExpandedParameterIsRefusedBeforeAnythingChanges) {
   EXPECT_EQ(first.sum().item<float>(), 0);
 }
 
-// Rank 0 copies and begins to write after the ranks have agreed; what fails then reaches all of them, too.
+// Rank 0 copies the state and starts the thread after the ranks have agreed. Its errors must still reach all
+// ranks.
 TEST(Snapshots, ACopyThatFailsIsTheSameErrorOnAllRanks) {
   struct Hollow : torch::nn::Module {
     Hollow() { register_buffer("hollow", at::empty({2}, at::kMeta)); }
@@ -416,7 +417,7 @@ TEST(Snapshots, ADirectoryMadeAnewIsNotWrittenTo) {
     }
     group.barrier();
     EXPECT_THAT(message_of<SnapshotError>([&] { run.snapshots.save(run.ddp, {.step = 3}); }),
-                AllOf(HasSubstr((scratch / "run").string()), HasSubstr("made anew")));
+                AllOf(HasSubstr((scratch / "run").string()), HasSubstr("recreated")));
     EXPECT_TRUE(fs::is_empty(scratch / "run"));
   });
 }
@@ -515,13 +516,13 @@ TEST(Snapshots, SeveralModelsAndOptimizers) {
   train();
   EXPECT_EQ(snapshots.resume(parts).step, 1);
   expect_same(train(), second);
-  // One of them alone.
+  // Only one of the models.
   EXPECT_EQ(snapshots.resume({{"critic", critic}}).step, 1);
   EXPECT_TRUE(same_bits(generator->second->weight, second[0]));
   EXPECT_FALSE(same_bits(critic->second->weight, second[1]));
   EXPECT_THAT(message_of<SnapshotError>([&] { snapshots.resume(generator); }),
               AllOf(HasSubstr("no part ''"), HasSubstr("'generator'")));
-  // As `lockstep snapshot export` asks for them.
+  // The names as `lockstep snapshot export` requests them.
   const auto document = snapshot::read_file(snapshots.latest()->path);
   EXPECT_EQ(snapshot::model_in(document, "critic").size(), 6U);
   EXPECT_THAT(message_of<SnapshotError>([&] { snapshot::model_in(document, "nope"); }),
@@ -552,7 +553,7 @@ TEST(Snapshots, AModuleWithTwoNamesIsStoredOnce) {
   model->here->forward(global_batch(4, 0)).sum().backward();
   optimizer.step();
   snapshots.save(model, optimizer);
-  // Weight, bias, two moments of each, and the random state.
+  // Weight, bias, two moments for each, and the random state.
   EXPECT_LT(snapshots.latest()->bytes, 3 * (64 + 8) * 4 + 5056 + 4096);
   const auto twin = std::make_shared<Tied>(2);
   torch::optim::Adam other({twin->here->weight, twin->here->bias}, 1e-2);

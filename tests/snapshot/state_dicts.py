@@ -1,6 +1,6 @@
-"""Opens the state dicts that the C++ test wrote in a directory, and writes others for it to read.
+"""Reads the state dicts that the C++ test wrote to a directory, and writes others for it to read.
 
-Exits with 77 when there is no torch. Its own values follow from formulas that the test knows.
+Exits with 77 if torch is not installed. The values that it writes follow formulas that the test knows.
 """
 import argparse
 import collections

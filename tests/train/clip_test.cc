@@ -1,4 +1,4 @@
-// clip_grad_norm_: the norms and the scaled gradients against the formula, the same bits on all ranks, and
+// clip_grad_norm_: norms and scaled gradients compared with the formula, identical bits on all ranks, and
 // gradients of all kinds.
 #include <cmath>
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ at::Tensor with_gradient(const at::Tensor& gradient) {
   return parameter;
 }
 
-// Of several sizes: below, at and beyond the blocks that a sum is made of.
+// Tensors of several sizes: below, at and above the size of a summation block.
 Tensors some_parameters(double factor = 1) {
   torch::manual_seed(3);
   Tensors parameters;
@@ -157,7 +157,7 @@ TEST(Clip, CountsASharedParameterOnce) {
 }
 
 TEST(Clip, AddsUpTheEntriesOfASparseGradient) {
-  // Element 1 has two entries: 3 together. With 4 in element 5 that makes 5.
+  // Element 1 has two entries, which add up to 3. With 4 in element 5 the norm is 5.
   const auto indices = at::tensor({1, 5, 1}, at::kLong).view({1, 3});
   const auto parameter =
       with_gradient(torch::sparse_coo_tensor(indices, at::tensor({1.0F, 4.0F, 2.0F}), {8}));
@@ -227,7 +227,7 @@ TEST(Clip, ANormThatIsNotFiniteSpreadsAsInPyTorchUnlessItIsRefused) {
     torch::nn::utils::clip_grad_norm_(twins, 1.0);
     EXPECT_FALSE(std::isfinite(clip_grad_norm_(parameters, 1.0)));
     EXPECT_TRUE(at::allclose(all_elements(parameters), all_elements(twins), 0, 0, /*equal_nan=*/true));
-    // Measuring must not.
+    // With an infinite max_norm, nothing is scaled.
     EXPECT_FALSE(
         std::isfinite(clip_grad_norm_({with_gradient(torch::full({1}, bad)), parameters[0]}, kInfinity)));
   }

@@ -1,4 +1,4 @@
-// Decisions of all ranks, and LBFGS, which makes one in every iteration.
+// Decisions of all ranks, and LBFGS, which makes such a decision in every iteration.
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
@@ -67,7 +67,7 @@ std::shared_ptr<Net> double_net() {
 
 at::Tensor double_batch() { return global_batch(12, 0).to(at::kDouble); }
 
-// One process with the whole batch.
+// The reference: one process with the whole batch.
 Tensors trained_alone(int& evaluations) {
   const auto net = double_net();
   torch::optim::LBFGS optimizer(net->parameters(), searching());

@@ -1,4 +1,5 @@
-// Metrics over all ranks (item 25): averages by count, and the predictions for a dataset, each once.
+// Metrics over all ranks: averages weighted by count, and the predictions for a whole dataset without
+// duplicates.
 #include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +46,7 @@ class AveragesOf : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AveragesOf, AllRanksAreThatOfAllSamples) {
   run_ranks(3, GetParam(), [](ProcessGroup& group) {
-    // Numbers whose sum depends on the order, and a rank with much more than the others.
+    // Values whose sum depends on the order of summation; one rank has much more than the others.
     Average average;
     double sum = 0, count = 0;
     for (int rank = 0; rank < 3; ++rank) {
@@ -72,13 +73,13 @@ TEST(Averages, TakeRanksWithoutSamples) {
     Average average;
     EXPECT_TRUE(std::isnan(average.all_reduce(group)));
     if (group.rank() == 1) average.add(4.0, 2);
-    // The mean over an empty batch.
+    // An empty batch, whose mean is NaN.
     if (group.rank() == 2) {
       average.add(std::nan(""), 0);
       average.add(torch::empty({0}).mean(), 0);
     }
     EXPECT_EQ(average.all_reduce(group), 4);
-    // A real one is not hidden.
+    // A NaN of an actual sample is not hidden.
     if (group.rank() == 0) average.add(std::nan(""), 1);
     EXPECT_TRUE(std::isnan(average.all_reduce(group)));
   });
@@ -115,7 +116,7 @@ TEST(Averages, HoldNeitherTheGraphNorTheMemoryOfWhatWasAdded) {
     loss.zero_();
   }
   EXPECT_EQ(average.local(), 6);
-  // Evaluation in inference mode, training outside of it.
+  // Evaluates in inference mode and trains outside of it.
   {
     const c10::InferenceMode inference;
     average.add_sum(torch::full({1}, 4.0), 1);
@@ -139,7 +140,7 @@ TEST(Averages, RefuseWhatIsNotANumberOfSomeSamples) {
 
 // ---- gather_by_index
 
-// What a rank has of a dataset under an exact sampler.
+// The part of a dataset that a rank gets from an exact sampler.
 Indices every_nth(size_t size, const ProcessGroup& group) {
   Indices indices;
   for (size_t i = group.rank(); i < size; i += group.world_size()) indices.push_back(i);
@@ -160,7 +161,7 @@ class Gathering : public ::testing::TestWithParam<std::tuple<const char*, int>> 
 TEST_P(Gathering, PutsEveryRowInItsPlace) {
   run([](ProcessGroup& group) {
     for (const auto dtype : all_dtypes()) {
-      // Fewer samples than ranks, too: some ranks have none.
+      // Also with fewer samples than ranks, so that some ranks have none.
       for (const size_t size : {1, 2, 7, 20}) {
         const auto whole = exact_data({static_cast<int64_t>(size), 3}, dtype, 0);
         const auto indices = every_nth(size, group);
@@ -179,7 +180,7 @@ TEST_P(Gathering, TakesRowsOfAnyShape) {
       const auto whole = exact_data(sizes, at::kFloat, 0);
       EXPECT_TRUE(same(gather_by_index(rows_of(whole, indices), indices, 9, default_group()), whole));
     }
-    // Neither contiguous nor free of a graph.
+    // Not contiguous, and part of a graph.
     const auto whole = torch::arange(36.0).view({4, 9}).t().requires_grad_();
     const auto result = gather_by_index(rows_of(whole, indices).t().contiguous().t(), indices, 9, group);
     EXPECT_TRUE(at::equal(result, whole));
@@ -189,7 +190,7 @@ TEST_P(Gathering, TakesRowsOfAnyShape) {
 
 TEST_P(Gathering, DropsWhatASamplerRepeats) {
   run([](ProcessGroup& group) {
-    // Each rank has the whole dataset, backwards and twice; the first rank's rows count.
+    // Each rank has the whole dataset twice, in reverse order; the rows of the first rank are used.
     Indices indices(10);
     for (size_t i = 0; i < indices.size(); ++i) indices[i] = (9 - i) / 2;
     const auto whole = torch::arange(5.0);
@@ -200,7 +201,7 @@ TEST_P(Gathering, DropsWhatASamplerRepeats) {
 
 TEST_P(Gathering, TakesRanksWithoutRows) {
   run([](ProcessGroup& group) {
-    // All rows are on the last rank; the others do not know what a row is.
+    // The last rank has all rows; the others do not know their type.
     const int last = group.world_size() - 1;
     const auto whole = exact_data({6, 2}, at::kLong, 0);
     Indices indices(group.rank() == last ? 6 : 0);
@@ -236,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
     Worlds, Gathering, ::testing::Values(std::tuple("auto", 1), std::tuple("shm", 3), std::tuple("gloo", 2)),
     [](const auto& test) { return std::get<0>(test.param) + std::to_string(std::get<1>(test.param)); });
 
-// Every rank gets an error about the same trouble, and the group can be used afterwards.
+// Every rank gets an error about the same problem, and the group remains usable.
 template <class Exception>
 void expect_refused(ProcessGroup& group, const std::function<void()>& action,
                     const ::testing::Matcher<const std::string&>& message) {

@@ -1,4 +1,4 @@
-// The code of docs/patterns.md, run: each pattern ends on all ranks alike, with replicas that are the same.
+// Runs the code of docs/patterns.md: each pattern ends in the same way on all ranks, with identical replicas.
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kRows = 4;
 
-// A loss that is another one on each rank, as a rank's own always is.
+// A loss that differs from rank to rank, as the loss of a rank always does.
 struct Job {
   explicit Job(ProcessGroup& of) : world(of), group(default_group()) {}
 
@@ -36,7 +36,7 @@ struct Job {
     const at::NoGradGuard no_grad;
     return loss_of(ddp(batch(9)), batch(9)).item<double>();
   }
-  // Of every rank the same, or the test fails.
+  // Fails unless the count and the replicas are the same on all ranks.
   void expect_same(int64_t count) {
     EXPECT_TRUE(world.all_gather(at::full({1}, count, at::kLong))[0].equal(at::full({1}, count, at::kLong)));
     ddp.verify_replicas();
@@ -59,7 +59,7 @@ TEST(Patterns, EarlyStopping) {
   run_pattern([](Job& job) {
     auto& ddp = job.ddp;
     const auto& group = job.group;
-    torch::optim::SGD optimizer(ddp.parameters(), 1.0);  // far too much: it gets no better
+    torch::optim::SGD optimizer(ddp.parameters(), 1.0);  // far too high, so the loss does not improve
     int64_t done = 0;
     const auto train_one_epoch = [&] { job.train_one_epoch(optimizer), ++done; };
     const auto validation_loss = [&] { return job.validation_loss(); };
@@ -152,7 +152,7 @@ TEST(Patterns, TimeLimits) {
     const auto train_one_epoch = [&] { job.train_one_epoch(optimizer), ++done; };
     Snapshots snapshots(scratch / "run", group);
     using Clock = std::chrono::steady_clock;
-    // The ranks' clocks differ: for rank 0 the time is over at once, for the others it never is.
+    // The clocks differ: the limit has passed on rank 0 from the start, and never passes on the others.
     const auto limit = job.world.rank() == 0 ? Clock::now() : Clock::time_point::max();
     const int64_t epochs = 1000;
     // clang-format off
@@ -230,7 +230,7 @@ std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Without indentation, so that a quotation may stand elsewhere.
+// Removes the indentation, which may differ between the document and this file.
 std::string lines_of(const std::string& text) {
   std::istringstream in(text);
   std::string lines;

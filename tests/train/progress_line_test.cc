@@ -1,4 +1,4 @@
-// The text of a progress line: what it tells, and that it fits.
+// The text of a progress line: its contents and its width.
 #include "train/progress_line.h"
 
 #include <cmath>
@@ -45,7 +45,7 @@ TEST(ProgressLine, LeavesOutWhatIsNotKnown) {
   EXPECT_EQ(plain_line({}), "0 steps");
   EXPECT_EQ(plain_line({.done = 1, .elapsed = 2}), "1 step    0.5 steps/s");
   EXPECT_EQ(plain_line({.done = 0, .steps = 5}), "  0%  0/5");
-  // A clock that stands still.
+  // No time has passed.
   EXPECT_EQ(plain_line({.done = 2, .steps = 4, .samples = 8}), " 50%  2/4  ETA 0:00");
 }
 

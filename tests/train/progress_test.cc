@@ -1,4 +1,4 @@
-// The progress bar on a pseudo-terminal, in files and in pipes. The clock is the test's own.
+// The progress bar on a pseudo-terminal, in files and in pipes, with a clock that the test controls.
 #include <cmath>
 #include <cstdlib>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ using ::testing::StartsWith;
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
-// Sets a variable of the environment while it lives.
+// Sets an environment variable during its lifetime.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -47,7 +47,7 @@ class Variable {
   std::optional<std::string> before_;
 };
 
-// Time goes on when the test says so.
+// A clock that only the test advances.
 struct TestClock {
   std::chrono::steady_clock::time_point now{};
   std::function<std::chrono::steady_clock::time_point()> reader() {
@@ -65,7 +65,7 @@ std::string read_all(int fd) {
   }
 }
 
-// A pseudo-terminal that hands on what it is given as it is.
+// A pseudo-terminal that passes on its input unchanged.
 struct Terminal {
   explicit Terminal(int columns = 80) {
     int ours = -1, theirs = -1;
@@ -95,7 +95,8 @@ struct Pipe {
   base::Fd reader, writer;
 };
 
-// A world of one, made by hand to leave this process as it is; and the variables that decide about the looks.
+// A world of one, created without changing this process, and the environment variables that affect the
+// output.
 class OnScreen : public ::testing::Test {
  protected:
   static std::shared_ptr<ProcessGroup> group() {
@@ -106,7 +107,7 @@ class OnScreen : public ::testing::Test {
   TestClock clock_;
 };
 
-// What is drawn, without what draws it.
+// The visible text, without control sequences.
 std::vector<std::string> drawings(const std::string& text) {
   std::vector<std::string> result;
   for (size_t begin = 0; begin < text.size();) {
@@ -145,7 +146,7 @@ TEST_F(OnScreen, StaysInTheWidthOfTheTerminal) {
     }
     for (const auto& line : drawings(terminal.written()))
       EXPECT_LT(line.size(), static_cast<size_t>(columns)) << line;
-    // A window that is made larger.
+    // Enlarge the window.
     const winsize size{.ws_row = 24, .ws_col = 120, .ws_xpixel = 0, .ws_ypixel = 0};
     ASSERT_EQ(::ioctl(terminal.slave.get(), TIOCSWINSZ, &size), 0);
     clock_.now += 1s;
@@ -193,7 +194,7 @@ TEST_F(OnScreen, LeavesTheTerminalInOrderWhenTheLossCannotBeRead) {
   {
     Progress bar(group(), {.steps = 10, .out = terminal.slave.get(), .clock = clock_.reader()});
     bar.step(1.0);
-    // Has no values, as a tensor of a device that has failed.
+    // A tensor without values, like one on a device that has failed.
     bar.step(torch::empty({}, at::device(at::kMeta)));
   }
   EXPECT_THAT(terminal.written(), AllOf(HasSubstr("1/10  loss 1"), EndsWith("\n")));
@@ -223,7 +224,7 @@ TEST_F(OnScreen, ATensorIsReadOnlyWhenItIsDrawnAndItsGraphIsLetGo) {
   const auto loss = (parameter * 3).sum();
   bar.step(loss, 4);
   EXPECT_THAT(terminal.written(), HasSubstr("loss 6"));
-  bar.step(loss, 4);  // too soon to be drawn
+  bar.step(loss, 4);  // too early to be drawn
   EXPECT_EQ(loss.use_count(), 1);
   // Reading it would throw.
   bar.step(torch::empty({}, at::device(at::kMeta)));
@@ -267,7 +268,7 @@ TEST_F(OnScreen, APipeGetsNoFloodFromShortEpochsAndNoSilenceFromLongOnes) {
     const auto text = pipe.written();
     return std::count(text.begin(), text.end(), '\n');
   };
-  EXPECT_EQ(lines(100, 100, 1ms), 1);          // only the last
+  EXPECT_EQ(lines(100, 100, 1ms), 1);          // only the last line
   EXPECT_EQ(lines(1'000'000, 60, 1s), 6 + 1);  // one every ten seconds
   EXPECT_EQ(lines(0, 60, 1s), 6 + 1);
   EXPECT_EQ(lines(kHuge, 3, 11s), 3 + 1);
@@ -297,7 +298,7 @@ TEST_F(OnScreen, AnOutputThatFailsOrWaitsDoesNotDisturbTraining) {
   };
   train(-1);
   train(12345);
-  // A reader that is gone must not end the program by SIGPIPE.
+  // A closed pipe must not kill the program with SIGPIPE.
   Pipe deserted;
   deserted.reader.reset();
   train(deserted.writer.get());
@@ -311,7 +312,7 @@ TEST_F(OnScreen, AFullPipeIsNotWaitedForInTheLoop) {
   const std::string much(4096, 'x');
   while (::write(pipe.writer.get(), much.data(), much.size()) > 0) {
   }
-  // From here on a write would wait for ever.
+  // From now on, a write would block forever.
   ::fcntl(pipe.writer.get(), F_SETFL, 0);
   Progress bar(group(), {.steps = 10, .out = pipe.writer.get(), .clock = clock_.reader()});
   for (int i = 0; i < 5; ++i) {

@@ -1,4 +1,4 @@
-// Schedules and what applies them. tests/parity compares the values with Python's.
+// Schedules and schedulers. tests/parity compares the values with Python's.
 #include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,9 +57,8 @@ TEST(Schedules, OfWarmUpAndCosineRiseFallAndStay) {
 }
 
 TEST(Schedules, RefuseWhatCannotBeRight) {
-  EXPECT_THAT(
-      message_of<UsageError>([] { schedules::linear(0.1, 1, 0); }),
-      HasSubstr("schedules::linear was given arguments that cannot be right: total_iters is 0\nhint: "));
+  EXPECT_THAT(message_of<UsageError>([] { schedules::linear(0.1, 1, 0); }),
+              HasSubstr("schedules::linear was given invalid arguments: total_iters is 0\nhint: "));
   EXPECT_THROW(schedules::step(0), UsageError);
   EXPECT_THROW(schedules::cosine_annealing(-1), UsageError);
   EXPECT_THROW(schedules::one_cycle(1, 10, {.pct_start = 2}), UsageError);
@@ -84,7 +83,7 @@ struct TwoGroups {
 TEST(Scheduler, SetsTheRateOfEachGroupByItsOwnBase) {
   TwoGroups two;
   Scheduler scheduler(two.optimizer, schedules::linear(0.5, 1, 2));
-  EXPECT_THAT(two.rates(), ElementsAre(0.25, 0.125));  // at once
+  EXPECT_THAT(two.rates(), ElementsAre(0.25, 0.125));  // set immediately
   scheduler.step();
   scheduler.step();
   EXPECT_THAT(two.rates(), ElementsAre(0.5, 0.25));

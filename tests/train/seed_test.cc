@@ -1,4 +1,4 @@
-// The learning rate and the seeds of several ranks.
+// The learning rates and seeds of several ranks.
 #include "train/seed.h"
 
 #include <cstdlib>
@@ -56,7 +56,7 @@ TEST(Seeds, AreTheSameForAllOnRequest) {
 }
 
 TEST(Seeds, OfARankDoNotDependOnTheWorldSize) {
-  // What every version on every machine must give, so that runs can be repeated.
+  // These values must be the same in every version and on every machine, so that runs can be repeated.
   static constexpr uint64_t kOfRank1 = 7191089603641556244U;
   run_ranks(1, "auto", [](ProcessGroup& group) { EXPECT_EQ(seed_everything(7, group), 7U); });
   run_ranks(2, "shm", [](ProcessGroup& group) {
@@ -64,7 +64,7 @@ TEST(Seeds, OfARankDoNotDependOnTheWorldSize) {
   });
 }
 
-// So that a program that was ported can be compared with the one it was.
+// So that a ported program can be compared with the original.
 TEST(Seeds, OfRank0AreThoseOfThePlainProgram) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
     for (const uint64_t seed : {uint64_t{1}, uint64_t{0xfffffffffffffff0U}}) {
@@ -76,8 +76,8 @@ TEST(Seeds, OfRank0AreThoseOfThePlainProgram) {
   });
 }
 
-// LibTorch's generator looks at the lower 32 bits, of which no two ranks may have the same; nor any the seed
-// of another run's rank 0, if that is as small as seeds are.
+// LibTorch's generator uses the lower 32 bits, which must differ between all ranks. They must also differ
+// from rank 0's seed in another run, if that seed is small, as most are.
 TEST(Seeds, OfAThousandRanksNeverMeet) {
   for (const uint64_t seed : {uint64_t{0}, uint64_t{1}, uint64_t{42}, uint64_t{0x80000000U}, ~uint64_t{0}}) {
     std::set<uint32_t> low;
@@ -89,7 +89,7 @@ TEST(Seeds, OfAThousandRanksNeverMeet) {
   }
 }
 
-// Different weights and the same dropout is what careless seeding leads to; here it is the other way round.
+// Careless seeding leads to different weights and the same dropout. It must be the other way round.
 TEST(Seeds, BeforeTheModelGiveEqualWeightsAndDifferentDropout) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
     seed_everything(7, group);

@@ -1,4 +1,4 @@
-// A user's program: it knows nothing of lockstep but the installed package.
+// A user's program, which uses only the installed package.
 #include <cstdio>
 
 #include <torch/torch.h>

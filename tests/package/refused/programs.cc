@@ -1,5 +1,5 @@
-// What a user may write and cannot have. Compiled by tests/package/refused/refused, which looks for the
-// sentences.
+// Wrong programs that a user may write. tests/package/refused/refused compiles them and looks for the
+// messages.
 #include <memory>
 
 #include <lockstep/lockstep.h>

@@ -1,4 +1,4 @@
-#include "data/share.h"
+#include "data/epoch_samples.h"
 
 #include <limits>
 
@@ -9,8 +9,8 @@ namespace lockstep::data {
 
 namespace {
 
-// The draws are LibTorch's own, since how they are made for huge datasets differs between its versions. They
-// do not depend on the dtype.
+// Uses LibTorch's own randperm, because its algorithm for huge datasets differs between versions. The values
+// drawn do not depend on the dtype.
 at::Tensor permutation(uint64_t dataset_size, uint64_t seed) {
   const bool fits_int = dataset_size <= static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
   return at::randperm(static_cast<int64_t>(dataset_size), at::detail::createCPUGenerator(seed),
@@ -26,7 +26,8 @@ std::vector<Index> pick(const Shard& shard, size_t size, const Drawn* order) {
 
 }  // namespace
 
-Share::Share(const Shard& shard, std::optional<uint64_t> shuffle_seed) : shard_(shard), size_(shard.size()) {
+EpochSamples::EpochSamples(const Shard& shard, std::optional<uint64_t> shuffle_seed)
+    : shard_(shard), size_(shard.size()) {
   if (!shuffle_seed || size_ == 0) return;
   const auto order = permutation(shard.dataset_size, *shuffle_seed);
   if (order.scalar_type() == at::kInt) {
@@ -38,7 +39,7 @@ Share::Share(const Shard& shard, std::optional<uint64_t> shuffle_seed) : shard_(
   }
 }
 
-size_t Share::operator[](size_t k) const {
+size_t EpochSamples::operator[](size_t k) const {
   if (const auto* narrow = std::get_if<std::vector<uint32_t>>(&shuffled_)) return (*narrow)[k];
   if (const auto* wide = std::get_if<std::vector<uint64_t>>(&shuffled_)) return (*wide)[k];
   return shard_.place(k);
