@@ -33,8 +33,9 @@ struct GradBucket {
   Mean mean = {};
 };
 
-// What a hook returns: the averaged gradients, as a tensor with as many elements as the bucket's buffer, of any
-// floating-point dtype, now or later. The reducer copies it into the buffer, unless it is the buffer itself.
+// What a hook returns: the averaged gradients, as a tensor with as many elements as the bucket's buffer, of
+// any floating-point dtype, now or later. The reducer copies it into the buffer, unless it is the buffer
+// itself.
 class CommResult {
  public:
   using Finish = std::function<at::Tensor()>;

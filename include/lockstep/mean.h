@@ -32,10 +32,12 @@ class Mean {
   at::Tensor divided(const at::Tensor& sum) const;
 
  private:
-  bool is_free(at::ScalarType dtype) const { return is_average_free_ != nullptr && is_average_free_(of_, dtype); }
+  bool is_free(at::ScalarType dtype) const {
+    return is_average_free_ != nullptr && is_average_free_(of_, dtype);
+  }
   static bool is_wide(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kDouble; }
-  // To divide afterwards would be another pass over memory that is no longer in the caches. Narrow types would
-  // lose bits before the sum.
+  // To divide afterwards would be another pass over memory that is no longer in the caches. Narrow types
+  // would lose bits before the sum.
   bool divides_before(at::ScalarType dtype) const { return !is_free(dtype) && is_wide(dtype); }
   // Only the whole world's average is one operation.
   bool divides_within(at::ScalarType dtype) const {

@@ -25,7 +25,7 @@
 #include "base/env.h"
 #include "base/host.h"
 #include "cli/report.h"
-#include "comm/environment.h"
+#include "rendezvous/identity.h"
 #include "groups/make_group.h"
 #include "shm/kernels.h"
 #include "shm/layout.h"
@@ -308,9 +308,9 @@ void add_problem(Report& report, const Error& error) {
 // What init_process_group would read from the environment, without connecting to other ranks.
 void job(Report& report) {
   auto& section = report.section("job", "Job, according to the environment");
-  comm::Identity identity;
+  rendezvous::Identity identity;
   try {
-    identity = comm::identify(comm::NeedMaster::Yes);
+    identity = rendezvous::identify(rendezvous::NeedMaster::Yes);
   } catch (const UsageError& error) {
     section.row("launcher", "launcher", "unknown: see the problems below", nullptr);
     return add_problem(report, error);

@@ -74,8 +74,8 @@ Tensors rows_of(const at::Tensor& flat, int64_t count) { return flat.view({count
 
 // A flat tensor with room for one `like` of each rank.
 at::Tensor room_for_all(const Impl& group, const at::Tensor& like) {
-  return at::empty({group.world_size * like.numel()}, like.options().requires_grad(false).memory_format(
-                                                          at::MemoryFormat::Contiguous));
+  return at::empty({group.world_size * like.numel()},
+                   like.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
 }
 
 Tensors shaped(const Tensors& flat, at::IntArrayRef sizes) {
@@ -104,8 +104,8 @@ Prepared reduce(const Impl& group, Returns when, const at::Tensor& tensor, int r
   if (is_plain(when, tensor)) return {.request = reduce_of(tensor, op, root, group.rank)};
   Prepared call;
   Tensorial tensors(call, when);
-  call.request =
-      reduce_of(group.rank == root ? tensors.given_and_taken(tensor) : tensors.given(tensor), op, root, group.rank);
+  call.request = reduce_of(group.rank == root ? tensors.given_and_taken(tensor) : tensors.given(tensor), op,
+                           root, group.rank);
   tensors.settle();
   return call;
 }
@@ -209,7 +209,8 @@ Prepared scatter(const Impl& group, Returns when, const at::Tensor& output, cons
   return call;
 }
 
-Prepared all_to_all_single(const Impl& group, Returns when, const at::Tensor& output, const at::Tensor& input) {
+Prepared all_to_all_single(const Impl& group, Returns when, const at::Tensor& output,
+                           const at::Tensor& input) {
   check_target(group, "all_to_all_single", output);
   check_tensor(group, "all_to_all_single", input);
   check_alike(group, "all_to_all_single", output, input);

@@ -15,7 +15,8 @@ enum class Returns { WhenComplete, AtOnce };
 
 Prepared all_reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, ReduceOp op);
 Prepared broadcast(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root);
-Prepared reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root, ReduceOp op);
+Prepared reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root,
+                ReduceOp op);
 Prepared all_gather(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor);
 Prepared all_gather_into_tensor(const ProcessGroup::Impl& group, Returns when, const at::Tensor& output,
                                 const at::Tensor& input);

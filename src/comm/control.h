@@ -24,7 +24,8 @@
 namespace lockstep::comm {
 
 template <class T>
-concept Plain = std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T> && !std::is_same_v<T, bool>;
+concept Plain =
+    std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T> && !std::is_same_v<T, bool>;
 
 class Control {
  public:
@@ -40,7 +41,8 @@ class Control {
   template <Plain T>
   std::vector<T> gather(const char* label, const T& mine) {
     std::vector<T> all;
-    for (const auto& bytes : exchange_sized(label, {reinterpret_cast<const char*>(&mine), sizeof mine}, sizeof mine)) {
+    for (const auto& bytes :
+         exchange_sized(label, {reinterpret_cast<const char*>(&mine), sizeof mine}, sizeof mine)) {
       std::memcpy(&all.emplace_back(), bytes.data(), sizeof(T));
     }
     return all;

@@ -19,9 +19,9 @@ void report_waiting(ProcessGroup::Impl& group, const std::string& call);
 
 // What two ranks were found to do at the same point.
 struct Disagreement {
-  int rank;                // the other one
-  uint64_t number;         // of the collective; 0 for a message
-  std::string here, there; // what each does
+  int rank;                 // the other one
+  uint64_t number;          // of the collective; 0 for a message
+  std::string here, there;  // what each does
 };
 // Ends the group with a MismatchError, and throws it.
 [[noreturn]] void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement);

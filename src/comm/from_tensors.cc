@@ -92,7 +92,8 @@ Request scatter_of(const at::Tensor& output, const Tensors& inputs, int root) {
   return request;
 }
 
-Request reduce_scatter_of(const at::Tensor& output, at::ArrayRef<at::Tensor> inputs, ReduceOp op, int world_size) {
+Request reduce_scatter_of(const at::Tensor& output, at::ArrayRef<at::Tensor> inputs, ReduceOp op,
+                          int world_size) {
   auto request = request_of(Kind::ReduceScatter, output, output.numel());
   request.op = op;
   request.give = inputs.size() == 1 ? slices_of(inputs[0], world_size) : pieces_of(inputs);

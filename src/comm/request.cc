@@ -22,12 +22,12 @@ std::string describe(const CallFacts& call) {
 }
 
 std::string describe(const Request& request) {
-  auto text = describe({.kind = request.kind,
-                        .dtype = request.dtype,
-                        .op = request.op,
-                        .root = request.root,
-                        .count = request.count,
-                        .name = request.name});
+  auto text = describe(CallFacts{.kind = request.kind,
+                                 .dtype = request.dtype,
+                                 .op = request.op,
+                                 .root = request.root,
+                                 .count = request.count,
+                                 .name = request.name});
   if (!is_message(request)) return text;
   const char* const direction = request.kind == Kind::Send ? "to" : "from";
   return request.peer == kAnyRank

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 // After this long a wait is slow enough to leave word of it.
 constexpr auto kSlow = 1s;
-constexpr auto kAskStore = 500ms;
+constexpr auto kAnswerSoon = 500ms;
 
 std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
 
@@ -88,7 +88,8 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
   };
   try {
     const auto slow = base::Deadline::in(kSlow);
-    return group_.store->until(slow.remaining() < deadline.remaining() ? slow : deadline)->read(keys, give_up);
+    return group_.store->until(slow.remaining() < deadline.remaining() ? slow : deadline)
+        ->read(keys, give_up);
   } catch (const TimeoutError&) {
     report_waiting(group_, label);
   }
@@ -101,7 +102,7 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
 
 std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere() {
   try {
-    const auto store = group_.store->until(base::Deadline::in(kAskStore));
+    const auto store = group_.store->until(base::Deadline::in(kAnswerSoon));
     for (int rank = 0; rank < group_.world_size; ++rank) {
       if (rank == group_.rank) continue;
       const auto text = store->look(key_of(exchanges_, rank));

@@ -89,7 +89,8 @@ reducer::GraphPolicy policy_of(const DdpOptions& options) {
 
 }  // namespace
 
-NoSync::NoSync(std::shared_ptr<Switch> of) : switch_(std::move(of)), before_(std::exchange(switch_->on, false)) {}
+NoSync::NoSync(std::shared_ptr<Switch> of)
+    : switch_(std::move(of)), before_(std::exchange(switch_->on, false)) {}
 
 NoSync::~NoSync() {
   if (switch_) switch_->on = before_;
@@ -312,7 +313,8 @@ void DdpBase::Impl::average_unplanned() {
     const auto& gradient = parameter.grad();
     used.push_back(!gradient.defined() ? kUnused : gradient.is_sparse() ? kSparse : kDense);
   }
-  for (const auto& theirs : comm::control_of(*group).gather_lists("DDP, parameters that were unfrozen", used)) {
+  for (const auto& theirs :
+       comm::control_of(*group).gather_lists("DDP, parameters that were unfrozen", used)) {
     for (size_t i = 0; i < used.size(); ++i) used[i] = std::max(used[i], theirs.at(i));
   }
   const Mean mean(group->world_size(), group->world_size());

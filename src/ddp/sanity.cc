@@ -106,7 +106,8 @@ void Sanity::look(ProcessGroup& group, const NamedTensors& parameters, bool comp
     double moved = std::nan("");
   } mine;
   mine.inputs = inputs_;
-  if (compare_parameters && !warned_of_parameters_ && passes_ > 1) mine.parameters = digest_of_all(parameters);
+  if (compare_parameters && !warned_of_parameters_ && passes_ > 1)
+    mine.parameters = digest_of_all(parameters);
   if (probe_.before.defined()) {
     const auto now = bytes_in_order(parameters[probe_.index].second);
     mine.moved = (now - probe_.before).to(at::kDouble).norm().item<double>();

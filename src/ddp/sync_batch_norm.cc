@@ -193,7 +193,8 @@ const std::shared_ptr<ProcessGroup>& SyncGroup::present() {
 
 void SyncGroup::regroup(bool has_input) {
   follow_parent();
-  const auto with_input = comm::control_of(*all_).gather<char>("SyncBatchNorm, who has input", has_input ? 1 : 0);
+  const auto with_input =
+      comm::control_of(*all_).gather<char>("SyncBatchNorm, who has input", has_input ? 1 : 0);
   std::vector<int> ranks;
   for (int rank = 0; rank < all_->world_size(); ++rank) {
     if (with_input[rank] != 0) ranks.push_back(rank);

@@ -30,8 +30,7 @@ constexpr auto kBetweenQuestions = 2ms;
 
 struct Transport::Call final : Started {
   Call(Transport& transport, comm::Request&& described, uint64_t call_number)
-      : Started(transport.group_, std::move(described), call_number, kUsualWait),
-        transport_(transport) {}
+      : Started(transport.group_, std::move(described), call_number, kUsualWait), transport_(transport) {}
 
   void complete() override {
     if (!work) return;

@@ -24,13 +24,16 @@ namespace lockstep::foreign {
 struct Started : Work::State {
   Started(ProcessGroup::Impl& owner, comm::Request&& described, uint64_t call_number,
           std::chrono::milliseconds usual_wait)
-      : State(std::move(described)), facts(owner), number(call_number), usual(base::Deadline::in(usual_wait)) {}
+      : State(std::move(described)),
+        facts(owner),
+        number(call_number),
+        usual(base::Deadline::in(usual_wait)) {}
 
   std::string text() const { return comm::describe(request); }
 
   ProcessGroup::Impl& facts;
-  const uint64_t number;  // of the collective; 0 for a message
-  C10dWork work;          // null once it is complete
+  const uint64_t number;             // of the collective; 0 for a message
+  C10dWork work;                     // null once it is complete
   std::function<void()> bring_home;  // copies what travelled into the request's pieces; may be empty
   const base::Deadline usual;        // until then nothing is suspicious
   std::shared_ptr<void> compared;    // what a derived transport sends along to compare the ranks' calls

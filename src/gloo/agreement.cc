@@ -10,9 +10,9 @@
 
 #include "base/env.h"
 #include "comm/diagnose.h"
+#include "gloo/make_gloo.h"
 #include "gloo/no_sigpipe.h"
 #include "gloo/wire_tags.h"
-#include "gloo/make_gloo.h"
 
 namespace lockstep::gloo {
 

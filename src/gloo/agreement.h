@@ -34,8 +34,8 @@ class Agreement {
 
   // To be called before each collective is handed to the backend. Does not wait.
   void tell(c10d_backend& backend, const Fingerprint& mine);
-  // Waits until the calls up to this number have been compared. Throws comm::Disagreement, or what the backend
-  // throws, or std::runtime_error when `hopeless` has ended the wait (Interrupter::wait).
+  // Waits until the calls up to this number have been compared. Throws comm::Disagreement, or what the
+  // backend throws, or std::runtime_error when `hopeless` has ended the wait (Interrupter::wait).
   void verify(uint64_t number, Interrupter& waits, const std::function<bool()>& hopeless);
 
   // Closes all connections of the backend: whoever waits for this rank, or here for another one, stops

@@ -23,7 +23,7 @@ void Announcement::verify(Interrupter& waits, const std::function<bool()>& hopel
   const auto theirs = fingerprint_in(heard_);
   if (theirs.count != mine_.count || theirs.dtype != mine_.dtype) {
     throw comm::Disagreement{peer_, 0, fmt::format("{}, tag {}", describe(mine_), tag_),
-                       fmt::format("{}, tag {}", describe(theirs), tag_)};
+                             fmt::format("{}, tag {}", describe(theirs), tag_)};
   }
   waits.wait(telling_, hopeless);
 }

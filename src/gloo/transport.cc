@@ -113,8 +113,8 @@ void Transport::begin_reduce_scatter(Started& call) {
 
 void Transport::begin_move(Started& call) {
   const auto& request = call.request;
-  call.work = foreign::move(*backend_, request, wires_of(given_tensors(request)),
-                            wires_of(taken_tensors(request)));
+  call.work =
+      foreign::move(*backend_, request, wires_of(given_tensors(request)), wires_of(taken_tensors(request)));
 }
 
 namespace {

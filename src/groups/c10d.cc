@@ -49,7 +49,8 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->timeout = timeout;
   const auto keys = c10::make_intrusive<rendezvous::KeyStore>(
       std::make_shared<rendezvous::ForeignStore>(std::move(store), impl->rank), "lockstep", timeout);
-  impl->ranks = rendezvous::meet(*keys, rendezvous::facts_of_this_process(impl->rank, impl->world_size), deadline);
+  impl->ranks =
+      rendezvous::meet(*keys, rendezvous::facts_of_this_process(impl->rank, impl->world_size), deadline);
   impl->placement = rendezvous::placement_of(impl->rank, impl->ranks);
   impl->watch.emplace(impl->rank, impl->ranks);
   impl->store = keys;

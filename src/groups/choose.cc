@@ -63,11 +63,10 @@ std::string choose_backend(const std::string& wanted, const std::vector<rendezvo
     base::log_debug("not shm, but gloo: {}", obstacle);
     return "gloo";
   }
-  throw UsageError(
-      base::compose({.what = fmt::format("backend \"{}\" cannot join these ranks", wanted),
-                     .evidence = obstacle,
-                     .hint = gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""
-                                                : "use a LibTorch with Gloo, such as Debian's"}));
+  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" cannot join these ranks", wanted),
+                                  .evidence = obstacle,
+                                  .hint = gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""
+                                                           : "use a LibTorch with Gloo, such as Debian's"}));
 }
 
 }  // namespace lockstep::groups

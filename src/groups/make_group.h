@@ -31,8 +31,9 @@ struct OwnStore {
 
 // Collective over the ranks that have met in `store`. "auto" is not a backend here.
 std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
-                                         std::vector<rendezvous::RankFacts> ranks, const rendezvous::Placement& placement,
-                                         OwnStore store, base::Deadline deadline);
+                                         std::vector<rendezvous::RankFacts> ranks,
+                                         const rendezvous::Placement& placement, OwnStore store,
+                                         base::Deadline deadline);
 
 // Collective over `parent`; null on the ranks that are not members.
 std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks);

@@ -94,7 +94,8 @@ Work ProcessGroup::all_gather_async(const at::Tensor& tensor) {
 Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input) {
   return comm::start(impl_, comm::all_gather_into_tensor(*impl_, Returns::AtOnce, output, input));
 }
-Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                               ReduceOp op) {
   return comm::start(impl_, comm::reduce_scatter_tensor(*impl_, Returns::AtOnce, output, input, op));
 }
 Work ProcessGroup::gather_async(const at::Tensor& tensor, int root) {

@@ -13,12 +13,12 @@
 namespace lockstep::reducer {
 
 // One dtype, one device. Gradients are adjacent, each aligned and with its parameter's strides; what is
-// between them is zero. The views are tensors of their own on the same storage, not views in autograd's sense,
-// which optimizers could not detach.
+// between them is zero. The views are tensors of their own on the same storage, not views in autograd's
+// sense, which optimizers could not detach.
 class Bucket {
  public:
-  // Zeros, in the group's memory, which is reduced without a copy where the transport can. A sparse bucket has
-  // one member and no memory.
+  // Zeros, in the group's memory, which is reduced without a copy where the transport can. A sparse bucket
+  // has one member and no memory.
   Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<size_t> members, bool sparse);
 
   bool sparse() const { return sparse_; }

@@ -1,10 +1,10 @@
 // Averages gradients during backward passes: joins autograd's hooks, the tracker, which knows what a pass has
 // done, and the launcher, which moves the bytes.
 //
-// Which forward a pass goes back to is learned from hooks on the forward's outputs, which autograd calls before
-// any gradient of this model is ready. A pass that begins with a gradient instead goes back to a forward whose
-// outputs have no tensors to put hooks on, or that the wrapper has not seen at all (ddp->forward): then it
-// bypasses the wrapper, and the owner decides.
+// Which forward a pass goes back to is learned from hooks on the forward's outputs, which autograd calls
+// before any gradient of this model is ready. A pass that begins with a gradient instead goes back to a
+// forward whose outputs have no tensors to put hooks on, or that the wrapper has not seen at all
+// (ddp->forward): then it bypasses the wrapper, and the owner decides.
 //
 // Two acts are told apart: to drop a pass, which forgets what this rank has done in it, and to end the group,
 // which lets the other ranks know that this one will not take part any more. An error inside a synchronised
@@ -39,7 +39,8 @@ struct Options {
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // The owner must outlive it. Of the group it keeps the handle, so that it follows that to another generation.
+  // The owner must outlive it. Of the group it keeps the handle, so that it follows that to another
+  // generation.
   static std::shared_ptr<Reducer> make(std::shared_ptr<ProcessGroup> group, Parameters parameters,
                                        Options options, Owner& owner);
   ~Reducer();
@@ -62,8 +63,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options, Owner& owner);
 
-  // With whatever the body throws, drops the pass and ends the group: the others are in the same pass, or will
-  // be, and wait for this rank's part.
+  // With whatever the body throws, drops the pass and ends the group: the others are in the same pass, or
+  // will be, and wait for this rank's part.
   template <class Body>
   void guarded(Body&& body);
   void drop_and_end(const Error& why);

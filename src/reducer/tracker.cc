@@ -19,8 +19,8 @@ std::shared_ptr<const Forward> Tracker::expect(Forward forward, bool watched) {
 
 std::optional<Forward> Tracker::take_unwatched() { return std::exchange(unwatched_, std::nullopt); }
 
-// What passes through the outputs of all forwards that are still there may reach; nothing if that is not known
-// of one of them.
+// What passes through the outputs of all forwards that are still there may reach; nothing if that is not
+// known of one of them.
 std::optional<Flags> Tracker::reach_of_open_forwards() const {
   Flags reach(parameters_.size());
   for (const auto& open : open_forwards_) {
@@ -121,8 +121,8 @@ void Tracker::end_pass() {
 
 Tracker::Seen Tracker::seen(const Flags& requires_grad, const Flags& sparse) const {
   Seen seen;
-  seen.learned.order = complete_order(
-      policy_.plans_by_first_pass ? ready_order_ : std::vector<size_t>{}, parameters_.size());
+  seen.learned.order =
+      complete_order(policy_.plans_by_first_pass ? ready_order_ : std::vector<size_t>{}, parameters_.size());
   const bool all_used_once = !policy_.may_leave_out && !policy_.repeats_first_pass;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& known = parameters_[i];

@@ -2,8 +2,8 @@
 // are complete, unused or missing. Decides nothing about bytes and knows no tensors; the launcher moves them.
 //
 // A pass is synchronised if the forward that it goes back to was. The first synchronised pass, the learning
-// pass, launches nothing before its end: it shows in which order gradients become ready, and which of them are
-// sparse, and the plan is made of that.
+// pass, launches nothing before its end: it shows in which order gradients become ready, and which of them
+// are sparse, and the plan is made of that.
 //
 // Not thread-safe.
 #pragma once
@@ -43,8 +43,8 @@ struct Learned {
 // What becomes of a parameter in a pass, once that is known.
 struct Settled {
   size_t parameter;
-  bool takes_part;  // its gradient travels and becomes the average; otherwise it is a bystander, whose gradient
-                    // stays as it was unless another rank has used it
+  bool takes_part;  // its gradient travels and becomes the average; otherwise it is a bystander, whose
+                    // gradient stays as it was unless another rank has used it
 };
 
 class Tracker {
@@ -89,8 +89,8 @@ class Tracker {
   // At the end of a synchronised pass, when the plan is there: what becomes of the rest.
   struct Rest {
     std::vector<Settled> settled;
-    std::vector<size_t> missing;          // should have got a gradient, and have not
-    std::optional<size_t> one_too_many;   // was in no plan, and has got one
+    std::vector<size_t> missing;         // should have got a gradient, and have not
+    std::optional<size_t> one_too_many;  // was in no plan, and has got one
   };
   Rest settle_rest(const Flags& requires_grad);
   // The pass is over, or is dropped. What passes that were not synchronised have left behind stays known

@@ -18,8 +18,8 @@
 #include "base/log.h"
 #include "base/net.h"
 #include "base/token.h"
-#include "rendezvous/foreign_store.h"
 #include "compat/tcp_store.h"
+#include "rendezvous/foreign_store.h"
 #include "store/client.h"
 #include "store/server.h"
 

@@ -70,7 +70,7 @@ bool reduce_next(Board& board, Call& call) {
     for (int rank = 0; rank < world; ++rank) sources.push_back(board.staging(rank, round) + part.from);
     void* const result = board.staging(board.rank(), round) + part.from;
     call.kernel(&result, 1, sources.data(), world,
-                        (part.to - part.from) / c10::elementSize(call.request.dtype), world);
+                (part.to - part.from) / c10::elementSize(call.request.dtype), world);
   }
   ++call.reduced;
   board.raise(&RankWords::reduced, round + 1);

@@ -52,10 +52,10 @@ void Endpoint::need_background() {
     has_background_ = true;
   } catch (const std::system_error& error) {
     set_failure("SystemError",
-         base::compose({.what = "a thread for the calls that nobody waits for cannot be started",
-                        .where = where(nullptr),
-                        .evidence = error.what(),
-                        .hint = "raise the limit of processes and threads (ulimit -u)"}));
+                base::compose({.what = "a thread for the calls that nobody waits for cannot be started",
+                               .where = where(nullptr),
+                               .evidence = error.what(),
+                               .hint = "raise the limit of processes and threads (ulimit -u)"}));
   }
 }
 

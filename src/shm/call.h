@@ -43,7 +43,8 @@ struct Call : Operation {
   // The request must stay until the call is complete.
   explicit Call(Request& described)
       : request(described),
-        kernel(comm::pattern_of(described.kind).reduces ? kernel_for(described.dtype, described.op) : nullptr) {
+        kernel(comm::pattern_of(described.kind).reduces ? kernel_for(described.dtype, described.op)
+                                                        : nullptr) {
     timeout = described.timeout;
   }
 
@@ -57,7 +58,7 @@ struct Call : Operation {
 
   // The rest is the engine's.
   uint64_t number = 0;
-  uint64_t other_lane = 0;   // calls that this rank had made in the other lane before this one
+  uint64_t other_lane = 0;        // calls that this rank had made in the other lane before this one
   bool knows_of_failure = false;  // the other lane had failed before this call was made
   Stage stage = Stage::Queued;
   Way way = Way::Exchange;

@@ -171,13 +171,14 @@ bool Endpoint::progress(Effort effort) {
     }
     return moved;
   } catch (const Disagreement& disagreement) {
-    set_failure("MismatchError",
-         base::compose({.what = "the ranks do not make the same call",
-                        .where = where(disagreement.in_message ? nullptr : first_),
-                        .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
-                                                name_of(disagreement.rank), disagreement.there),
-                        .hint = "all ranks must make the same calls in the same order, with tensors of the "
-                                "same size and type"}));
+    set_failure(
+        "MismatchError",
+        base::compose({.what = "the ranks do not make the same call",
+                       .where = where(disagreement.in_message ? nullptr : first_),
+                       .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
+                                               name_of(disagreement.rank), disagreement.there),
+                       .hint = "all ranks must make the same calls in the same order, with tensors of the "
+                               "same size and type"}));
   } catch (const FailedPeer& failed) {
     adopt_failure(failed.rank, board_->words(failed.rank));
   } catch (const Error& error) {

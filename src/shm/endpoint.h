@@ -2,16 +2,16 @@
 // other ranks. It is the transport of lockstep's groups; its c10d face is in shm_c10d/.
 //
 // A call that is started returns at once. It is advanced by whichever thread has time: the one that waits for
-// it, any other that waits at this endpoint, or, when nobody waits, the endpoint's own background thread, which
-// sleeps as long as others do the work. One lock guards everything; it is never held while asleep, nor while a
-// Completion runs.
+// it, any other that waits at this endpoint, or, when nobody waits, the endpoint's own background thread,
+// which sleeps as long as others do the work. One lock guards everything; it is never held while asleep, nor
+// while a Completion runs.
 //
 // The first error is final: it is published to the other ranks, ends all calls under way, and is thrown by
 // every later call. Before that, memory of this rank that others may be writing to is withdrawn: when a call
 // has thrown, the caller's memory is the caller's.
 //
-// A group has two endpoints, one for each lane of its segments (layout.h): data, and the control channel. They
-// fail independently. A rank that waits in one lane while another rank has made a call in the other lane
+// A group has two endpoints, one for each lane of its segments (layout.h): data, and the control channel.
+// They fail independently. A rank that waits in one lane while another rank has made a call in the other lane
 // instead gets a MismatchError.
 //
 // A forked child has a copy of the endpoint, with locks that nobody will release and without the threads.
@@ -190,9 +190,9 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   std::vector<Operation*> received_;  // scratch of progress()
   Clock::time_point last_look_{};
 
-  int waiting_ = 0;         // threads in wait()
-  uint64_t visits_ = 0;     // how often threads have come by and advanced the calls
-  bool inline_ = false;     // they do so often enough
+  int waiting_ = 0;      // threads in wait()
+  uint64_t visits_ = 0;  // how often threads have come by and advanced the calls
+  bool inline_ = false;  // they do so often enough
   bool has_background_ = false;
   bool background_rests_ = false;  // until it is called
   int owners_ = 1;

@@ -218,7 +218,8 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
 bool stage_next(Board& board, Call& call) {
   if (call.staged == call.rounds) return false;
   const uint64_t round = call.first_round + call.staged;
-  if (round >= kStagingSlots && !board.all_reached(&RankWords::pulled, round - kStagingSlots + 1)) return false;
+  if (round >= kStagingSlots && !board.all_reached(&RankWords::pulled, round - kStagingSlots + 1))
+    return false;
   auto* slot = board.staging(board.rank(), round);
   const size_t from = call.staged * call.round_bytes;
   const auto& pieces = call.request.give;

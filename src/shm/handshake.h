@@ -18,8 +18,8 @@ namespace lockstep::shm {
 inline constexpr size_t kTokenLetters = 32;  // base::make_nonce() makes as many
 inline constexpr std::array<char, 8> kHandshakeMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
 
-// Goes over a new connection in both directions, with the sender's descriptors. The token is that of the rank that
-// listens: to know it proves that the other one is of this group.
+// Goes over a new connection in both directions, with the sender's descriptors. The token is that of the rank
+// that listens: to know it proves that the other one is of this group.
 struct Handshake {
   std::array<char, 8> magic = kHandshakeMagic;
   uint32_t layout_version = kLayoutVersion;

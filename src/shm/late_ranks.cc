@@ -89,8 +89,8 @@ std::vector<int> late_ranks(const Board& board, const Call& call) {
   if (call.stage != Stage::Running) return unfinished;
   std::vector<int> blamed;
   if (call.way == Way::Claims) {
-    blamed =
-        other_ranks(board, [&](int rank) { return board.read(&RankWords::working, rank) == call.number + 1; });
+    blamed = other_ranks(board,
+                         [&](int rank) { return board.read(&RankWords::working, rank) == call.number + 1; });
   } else if (call.rounds != 0) {
     const Rounds rounds(board, call);
     blamed = other_ranks(board, [&](int rank) { return rounds.can_go_on(rank); });

@@ -79,7 +79,7 @@ struct ClaimWords {
 struct Envelope {
   int32_t tag;
   uint8_t dtype;
-  bool registered;    // the payload is in the memory of the sender's process, or else in its segment
+  bool registered;  // the payload is in the memory of the sender's process, or else in its segment
   uint64_t bytes;
   uint64_t payload;   // offset there
   uint64_t delivery;  // offset of a DeliveryWords in the sender's segment

@@ -19,9 +19,9 @@
 #include "base/token.h"
 #include "base/unix_socket.h"
 #include "rendezvous/meet.h"
-#include "shm/peer_end.h"
 #include "shm/handshake.h"
 #include "shm/peer_address.h"
+#include "shm/peer_end.h"
 
 namespace lockstep::shm {
 
@@ -319,8 +319,8 @@ class Mesh::Meeting {
     std::string silent;
     for (const int other : unfinished()) {
       if (!known(other)) continue;
-      silent +=
-          fmt::format("; {} published its address, but is not connected", mesh_.peers_[other].facts.describe());
+      silent += fmt::format("; {} published its address, but is not connected",
+                            mesh_.peers_[other].facts.describe());
     }
     const auto culprits = stopped();
     throw TimeoutError(
@@ -328,9 +328,9 @@ class Mesh::Meeting {
             {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
                                  static_cast<double>(deadline_.budget().count()) / 1000.0),
              .where = where_is(rank_, world_size_),
-             .evidence = culprits.empty()
-                             ? fmt::format("missing: rank {}{}", rendezvous::describe_ranks(unfinished()), silent)
-                             : fmt::format("stopped: {}", describe(culprits)),
+             .evidence = culprits.empty() ? fmt::format("missing: rank {}{}",
+                                                        rendezvous::describe_ranks(unfinished()), silent)
+                                          : fmt::format("stopped: {}", describe(culprits)),
              .hint = culprits.empty()
                          ? "look at the output of the missing ranks; a slow start needs a longer timeout"
                          : "continue the stopped rank (kill -CONT) or end the job"}),
@@ -382,7 +382,7 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
     base::throw_socket_error("cannot listen on a Unix socket", error);
   }
   publish_address(*store_,
-            {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
+                  {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }
 
 Mesh::~Mesh() = default;

@@ -7,8 +7,8 @@
 //
 // The sockets stay open for the life of the mesh: their end is the end of the peer.
 //
-// Thread-safety: connect() once, from one thread. gone() and how_ended() after it, from any thread, as long as
-// nobody changes peers().
+// Thread-safety: connect() once, from one thread. gone() and how_ended() after it, from any thread, as long
+// as nobody changes peers().
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ struct Peer {
   rendezvous::RankFacts facts;
   std::shared_ptr<Segment> segment;  // in this group
   std::shared_ptr<Segment> memory;   // of its process
-  base::Fd socket;   // connected, SOCK_SEQPACKET, non-blocking
+  base::Fd socket;                   // connected, SOCK_SEQPACKET, non-blocking
   base::Fd process;  // a pidfd; empty for threads of this process and where the kernel has none
 };
 

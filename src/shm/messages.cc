@@ -98,7 +98,8 @@ bool Messages::collect(int from) {
   const auto taken = outbox.taken.value.load(std::memory_order_relaxed);
   const auto posted = outbox.posted.value.load(std::memory_order_seq_cst);
   if (taken == posted) return false;
-  for (auto next = taken; next != posted; ++next) boxes_[from].envelopes.push_back(outbox.envelopes[next % kEnvelopes]);
+  for (auto next = taken; next != posted; ++next)
+    boxes_[from].envelopes.push_back(outbox.envelopes[next % kEnvelopes]);
   outbox.taken.value.store(posted, std::memory_order_seq_cst);
   board_.ring(from);
   return true;
@@ -142,7 +143,8 @@ bool Messages::step(std::vector<Operation*>& complete) {
   for (int to = 0; to < board_.world_size(); ++to) moved |= post(to);
   for (auto it = sending_.begin(); it != sending_.end();) {
     auto* message = *it;
-    if (delivery(board_.rank(), message->delivery).state.load(std::memory_order_seq_cst) != Delivery::Received) {
+    if (delivery(board_.rank(), message->delivery).state.load(std::memory_order_seq_cst) !=
+        Delivery::Received) {
       ++it;
       continue;
     }

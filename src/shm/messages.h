@@ -1,10 +1,10 @@
 // Messages from one rank to another.
 //
-// The sender puts a state word and, unless the caller's own memory is registered, a copy of the bytes into its
-// segment, and an envelope into its outbox for the receiver. The receiver takes envelopes out as they arrive,
-// keeps those that nobody has asked for yet, and copies the bytes straight into the receiving tensor when
-// source and tag match; then the sender's call is complete. A full outbox waits only for a receiver that is
-// not receiving, so the order of tags cannot block anyone.
+// The sender puts a state word and, unless the caller's own memory is registered, a copy of the bytes into
+// its segment, and an envelope into its outbox for the receiver. The receiver takes envelopes out as they
+// arrive, keeps those that nobody has asked for yet, and copies the bytes straight into the receiving tensor
+// when source and tag match; then the sender's call is complete. A full outbox waits only for a receiver that
+// is not receiving, so the order of tags cannot block anyone.
 //
 // Not thread-safe; the endpoint's lock guards it.
 #pragma once
@@ -71,7 +71,7 @@ class Messages {
  private:
   struct Box {
     std::deque<Message*> unposted;  // for this rank, when its outbox is full
-    std::list<Envelope> envelopes;          // from this rank, when nobody has asked for them
+    std::list<Envelope> envelopes;  // from this rank, when nobody has asked for them
   };
 
   // Memory for a message of this rank's. The last large block is kept for the next one: fresh pages cost more

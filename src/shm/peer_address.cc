@@ -36,10 +36,11 @@ PeerAddress decode(const std::string& text) {
   } catch (const nlohmann::json::exception&) {
     // Reported below, as any other version is.
   }
-  throw MismatchError(base::compose({.what = "a rank of this group has another layout of the shared memory",
-                                     .evidence = fmt::format("ours is version {}; it published its address as {}",
-                                                             kLayoutVersion, text.substr(0, 200)),
-                                     .hint = "start the same build of the program for every rank"}));
+  throw MismatchError(
+      base::compose({.what = "a rank of this group has another layout of the shared memory",
+                     .evidence = fmt::format("ours is version {}; it published its address as {}",
+                                             kLayoutVersion, text.substr(0, 200)),
+                     .hint = "start the same build of the program for every rank"}));
 }
 
 std::string key_of(int rank) { return fmt::format("shm/{}", rank); }

@@ -12,9 +12,9 @@
 #include "base/log.h"
 #include "shm/bell.h"
 #include "shm/endpoint.h"
-#include "shm/peer_end.h"
 #include "shm/late_ranks.h"
 #include "shm/mismatch.h"
+#include "shm/peer_end.h"
 
 namespace lockstep::shm {
 
@@ -109,14 +109,13 @@ void Endpoint::look_into_other_lane() {
     if (theirs > call.other_lane) {
       const auto& slot = other_lane_->call(rank, call.other_lane);
       set_failure("MismatchError",
-                  base::compose({.what = "the ranks do not make the same call",
-                                 .where = where(&call),
-                                 .evidence = fmt::format("this rank is in {}, {} in {}", description_of(call),
-                                                         name_of(rank),
-                                                         slot.call.number.load() == call.other_lane + 1
-                                                             ? describe(slot)
-                                                             : "another call"),
-                                 .hint = kSameCallsHint}));
+                  base::compose(
+                      {.what = "the ranks do not make the same call",
+                       .where = where(&call),
+                       .evidence = fmt::format(
+                           "this rank is in {}, {} in {}", description_of(call), name_of(rank),
+                           slot.call.number.load() == call.other_lane + 1 ? describe(slot) : "another call"),
+                       .hint = kSameCallsHint}));
       return;
     }
     if (lane_ == Lane::Control && !call.knows_of_failure && there.failure.present.load() != 0) {
@@ -132,17 +131,17 @@ void Endpoint::adopt_failure(int rank, const RankWords& words) {
   if (first_ != nullptr && theirs.kind == std::string_view("TimeoutError")) {
     if (const auto who = whereabouts(*first_); !who.empty()) {
       set_failure(theirs.kind,
-           base::compose({.what = fmt::format("{} failed", description_of(*first_)),
-                          .where = where(first_),
-                          .evidence = "Timed out, on another rank first" + who,
-                          .hint = kLateHint}),
-           holding_up(*first_));
+                  base::compose({.what = fmt::format("{} failed", description_of(*first_)),
+                                 .where = where(first_),
+                                 .evidence = "Timed out, on another rank first" + who,
+                                 .hint = kLateHint}),
+                  holding_up(*first_));
       return;
     }
   }
   set_failure(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
-                                   .where = where(first_),
-                                   .evidence = fmt::format("it said: {}", theirs.text)}));
+                                          .where = where(first_),
+                                          .evidence = fmt::format("it said: {}", theirs.text)}));
 }
 
 void Endpoint::look_for_the_dead() {
@@ -174,18 +173,18 @@ void Endpoint::look_for_the_dead() {
     const auto& failed = board_->words(rank).failure;
     if (failed.present.load(std::memory_order_seq_cst) != 0) {
       set_failure(failed.kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
-                                       .where = where(call),
-                                       .evidence = fmt::format("it said: {}", failed.text)}));
+                                              .where = where(call),
+                                              .evidence = fmt::format("it said: {}", failed.text)}));
       return;
     }
     const auto end = mesh_->how_ended(rank);
     set_failure("PeerLostError",
-         base::compose({.what = fmt::format("{} failed", held_up),
-                        .where = where(call),
-                        .evidence = fmt::format("{} has ended{}{}", name_of(rank),
-                                                end.empty() ? "" : ": ", end),
-                        .hint = hint_for(end)}),
-         {rank});
+                base::compose(
+                    {.what = fmt::format("{} failed", held_up),
+                     .where = where(call),
+                     .evidence = fmt::format("{} has ended{}{}", name_of(rank), end.empty() ? "" : ": ", end),
+                     .hint = hint_for(end)}),
+                {rank});
     return;
   }
 }
@@ -209,11 +208,11 @@ void Endpoint::look_for_the_late() {
     auto who = board_ ? whereabouts(*call) : "; the ranks have not all connected";
     if (who.empty()) who = "; all ranks have come";
     set_failure("TimeoutError",
-         base::compose({.what = fmt::format("{} failed", description_of(*call)),
-                        .where = where(call),
-                        .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), who),
-                        .hint = kLateHint}),
-         board_ ? holding_up(*call) : std::vector<int>{});
+                base::compose({.what = fmt::format("{} failed", description_of(*call)),
+                               .where = where(call),
+                               .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), who),
+                               .hint = kLateHint}),
+                board_ ? holding_up(*call) : std::vector<int>{});
     return;
   }
   auto messages = waiting_messages_;
@@ -226,17 +225,19 @@ void Endpoint::look_for_the_late() {
       who = fmt::format("{} did not {} it: {}", name_of(message->peer),
                         message->outgoing ? "receive" : "send", last_seen(message->peer));
     }
-    set_failure("TimeoutError",
-         base::compose({.what = fmt::format("{} failed", message->describe()),
-                        .where = where(nullptr),
-                        .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
-                        .hint = kLateHint}),
-         board_ && message->peer != kAnyRank ? std::vector<int>{message->peer} : std::vector<int>{});
+    set_failure(
+        "TimeoutError",
+        base::compose({.what = fmt::format("{} failed", message->describe()),
+                       .where = where(nullptr),
+                       .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
+                       .hint = kLateHint}),
+        board_ && message->peer != kAnyRank ? std::vector<int>{message->peer} : std::vector<int>{});
     return;
   }
 }
 
-void Endpoint::set_failure(const std::string& kind, const std::string& text, const std::vector<int>& culprits) {
+void Endpoint::set_failure(const std::string& kind, const std::string& text,
+                           const std::vector<int>& culprits) {
   if (failure_) return;
   failure_ = {kind, text, make_error(kind, text, culprits)};
   base::log_debug("{}: {}", kind, text);
@@ -278,7 +279,8 @@ std::vector<int> Endpoint::absent(uint64_t number) {
   const Lock lock(mutex_);
   std::vector<int> ranks;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (rank != rank_ && (!board_ || last_call(*board_, rank).call.number.load() <= number)) ranks.push_back(rank);
+    if (rank != rank_ && (!board_ || last_call(*board_, rank).call.number.load() <= number))
+      ranks.push_back(rank);
   }
   return ranks;
 }

@@ -9,8 +9,8 @@
 
 #include "comm/dense.h"
 #include "comm/flatten.h"
-#include "shm_c10d/arguments.h"
 #include "comm/from_tensors.h"
+#include "shm_c10d/arguments.h"
 #include "shm_c10d/sparse.h"
 #include "shm_c10d/work.h"
 
@@ -19,22 +19,22 @@ namespace lockstep::shm_c10d {
 namespace {
 
 using c10d::OpType;
-using comm::bring_home;
-using comm::dense_of;
-using comm::landing_place;
-using comm::overlap;
-using comm::overlap_askew;
-using comm::Request;
-using comm::Tensors;
 using comm::all_gather_of;
 using comm::all_reduce_of;
 using comm::all_to_all_of;
+using comm::bring_home;
 using comm::broadcast_of;
+using comm::dense_of;
 using comm::gather_of;
 using comm::kAnyRank;
+using comm::landing_place;
+using comm::overlap;
+using comm::overlap_askew;
 using comm::reduce_of;
 using comm::reduce_scatter_of;
+using comm::Request;
 using comm::scatter_of;
+using comm::Tensors;
 
 Tensors dense_all(const Tensors& tensors) {
   Tensors result;
@@ -226,8 +226,7 @@ Backend::WorkPtr Backend::allgather(Lists& outputs, List& inputs, const c10d::Al
   outline.finish = [outputs, all] {
     for (const auto& list : outputs) comm::unflatten(all, list);
   };
-  return Work::start(endpoint_, all_gather_of(all, wire, size_), std::move(outline),
-                     given(options.timeout));
+  return Work::start(endpoint_, all_gather_of(all, wire, size_), std::move(outline), given(options.timeout));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -283,7 +282,8 @@ Backend::WorkPtr Backend::allgather_coalesced(Lists& outputs, List& inputs,
                       .finish =
                           [outputs, all, each = wire.numel()] {
                             for (size_t i = 0; i < outputs.size(); ++i) {
-                              comm::unflatten(all.narrow(0, static_cast<int64_t>(i) * each, each), outputs[i]);
+                              comm::unflatten(all.narrow(0, static_cast<int64_t>(i) * each, each),
+                                              outputs[i]);
                             }
                           }},
                      given(options.timeout));

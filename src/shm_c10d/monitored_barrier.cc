@@ -49,7 +49,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
                                    rank_, error.what()));
     }
     // A rank that has ended fails the barrier at once. Those who come all the same can still be seen.
-    while (wait_all_ranks && !endpoint_->absent(call.number).empty() && shm::Endpoint::Clock::now() < deadline) {
+    while (wait_all_ranks && !endpoint_->absent(call.number).empty() &&
+           shm::Endpoint::Clock::now() < deadline) {
       std::this_thread::sleep_for(5ms);
     }
     auto missing = endpoint_->absent(call.number);

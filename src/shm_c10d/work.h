@@ -24,14 +24,14 @@ struct Outline {
 
 class Work : public c10d::Work, private shm::Completion {
  public:
-  static c10::intrusive_ptr<Work> start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request request, Outline outline,
-                                        std::chrono::milliseconds timeout);
+  static c10::intrusive_ptr<Work> start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request request,
+                                        Outline outline, std::chrono::milliseconds timeout);
   // Two collectives, of which the second depends on the results of the first.
   static c10::intrusive_ptr<Work> start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request first,
                                         std::function<comm::Request()> second, Outline outline,
                                         std::chrono::milliseconds timeout);
-  static c10::intrusive_ptr<Work> send(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor, int to,
-                                       int tag);
+  static c10::intrusive_ptr<Work> send(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor,
+                                       int to, int tag);
   static c10::intrusive_ptr<Work> receive(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor,
                                           int from, int tag);  // a tensor of any strides
 
