@@ -1,13 +1,11 @@
-# The commands that people type. Each installs what it needs from Debian's packages (scripts/setup says what and why),
-# configures, builds and runs; a second run starts at once.
+# The commands for users and developers. Each installs the Debian packages that it needs (listed in scripts/setup),
+# configures, builds and runs. A second run starts at once.
 #
 #   make demo          train on Fashion-MNIST with one process and with two, and compare (demo.html)
 #   make test          build everything and run all tests
 #   make install       install lockstep below PREFIX (/usr/local)
 #   make format lint   clang-format in place; clang-tidy
-#   make help          this list, and the rest
-#
-# An official LibTorch instead of Debian's:  make test CMAKE_FLAGS=-DCMAKE_PREFIX_PATH=/path/to/libtorch
+#   make help          print this list and all other commands
 
 PRESET ?= release
 BUILD := build/$(PRESET)
@@ -19,20 +17,24 @@ FUZZ_TARGETS ?=
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm test-fresh check-compilers fuzz bench bench-heap
+.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm \
+  test-fresh check-compilers fuzz bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
 	@echo "  make build         build everything"
-	@echo "  make test-asan     the tests under the address and undefined-behaviour sanitizers"
-	@echo "  make test-tsan     the tests under the thread sanitizer"
-	@echo "  make test-slurm    the library under a real Slurm, run as a one-machine cluster (root; installs slurm-wlm)"
-	@echo "  make test-fresh    README's two commands on a Debian 12 that has nothing, as root, in a container and as a user (root)"
+	@echo "  make test-asan     run the tests under the address and undefined-behaviour sanitizers"
+	@echo "  make test-tsan     run the tests under the thread sanitizer"
+	@echo "  make test-slurm    test with a real Slurm, as a one-machine cluster (root; installs slurm-wlm)"
+	@echo "  make test-fresh    run README's two commands on a minimal Debian 12, as root, container and user (root)"
 	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
-	@echo "  make fuzz          the readers of files and messages on bytes that libFuzzer makes up (FUZZ_SECONDS=600 for each)"
-	@echo "  make bench         everything beside PyTorch and Open MPI, with a report (bench/results; an hour and a half)"
-	@echo "  make bench-heap    what keeping the heap gives (docs/tuning.md)"
+	@echo "  make fuzz          fuzz the readers of files and messages with libFuzzer (FUZZ_SECONDS=600 per target)"
+	@echo "  make bench         compare with PyTorch and Open MPI, with a report (bench/results; an hour and a half)"
+	@echo "  make bench-heap    measure the effect of the heap settings (docs/tuning.md)"
 	@echo "  make clean         remove build/"
+	@echo
+	@echo "To use an official LibTorch instead of Debian's:"
+	@echo "  make test CMAKE_FLAGS=-DCMAKE_PREFIX_PATH=/path/to/libtorch"
 
 setup:
 	@scripts/setup build
@@ -68,17 +70,17 @@ test-slurm: build
 	@scripts/setup slurm
 	@tests/launchers/slurm $(CURDIR)/$(BUILD)
 
-# MODES: root, container, user; without it, all three.
+# MODES: root, container, user; default: all three.
 test-fresh:
 	@scripts/setup fresh
 	@tests/fresh/run $(MODES)
 
-# COMPILERS: names that scripts/check-compilers lists; without it, all.
+# COMPILERS: names from scripts/check-compilers; default: all.
 check-compilers:
 	@scripts/setup build clang
 	@scripts/check-compilers $(COMPILERS)
 
-# FUZZ_TARGETS: which; all without it. A configuration of its own, with clang.
+# FUZZ_TARGETS: the targets to run; default: all. Uses a separate configuration, with clang.
 fuzz:
 	@scripts/setup build fuzz
 	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz $(CMAKE_FLAGS)
@@ -90,17 +92,17 @@ bench-heap: configure
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
 	@$(BUILD)/bench/heap/bench_heap
 
-# Lockstep beside its peers: an hour and a half. BENCH_FLAGS: see bench/run --help. A peer that cannot be installed is left out,
-# and the report says so.
+# Compares lockstep with its peers, in an hour and a half. BENCH_FLAGS: see bench/run --help. A peer that cannot be
+# installed is left out, and the report says so.
 bench: configure
 	@scripts/setup bench
-	@scripts/setup bench-peers || echo "lockstep: going on with the peers that are there"
+	@scripts/setup bench-peers || echo "lockstep: continuing with the peers that are installed"
 	@cmake -DLOCKSTEP_BUILD_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_programs
 	@bench/run $(BUILD) $(BENCH_FLAGS)
 
 install: build
-	@cmake --install $(BUILD) --prefix $(PREFIX) --strip # what stack traces need stays in $(BUILD)
+	@cmake --install $(BUILD) --prefix $(PREFIX) --strip # $(BUILD) keeps the debug information for stack traces
 
 format:
 	@scripts/setup lint
@@ -109,11 +111,11 @@ format:
 format-check:
 	@clang-format --dry-run -Werror $(SOURCES)
 
-# A configuration of its own, as clang compiles: it cannot read the headers that GCC has precompiled.
+# A separate configuration with clang, which cannot read the headers that GCC has precompiled.
 lint:
 	@scripts/setup build lint
-	@cmake -S . -B build/lint -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DLOCKSTEP_BUILD_TESTS=OFF \
-	  -DLOCKSTEP_BUILD_EXAMPLES=OFF $(CMAKE_FLAGS) >/dev/null
+	@cmake -S . -B build/lint -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
+	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_EXAMPLES=OFF $(CMAKE_FLAGS) >/dev/null
 	@run-clang-tidy -quiet -p build/lint '$(CURDIR)/src/(base|tuning|launch|compat|comm)/.*\.cc$$'
 
 clean:

@@ -1,4 +1,4 @@
-// A number for the bits of a model: models that are the same, bit for bit, have the same one.
+// A digest of a model's parameters: models that are bitwise the same have the same digest.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 #include <torch/types.h>
 
-// 64-bit FNV-1a over the bytes of all parameters, in their order.
+// 64-bit FNV-1a over the bytes of all parameters, in order.
 inline uint64_t digest_of(const std::vector<torch::Tensor>& parameters) {
   uint64_t hash = 14695981039346656037U;
   for (const auto& parameter : parameters) {

@@ -1,11 +1,11 @@
-// What all rungs of the ladder train: a small net that tells two interleaved spirals apart.
+// The model and data of the numbered examples: a small net that separates two interleaved spirals.
 #pragma once
 
 #include <cmath>
 
 #include <torch/torch.h>
 
-// Points of the plane, each on one of two spirals; the same on every rank.
+// Points in the plane, each on one of two spirals. The same on every rank.
 class Spirals : public torch::data::Dataset<Spirals> {
  public:
   explicit Spirals(int64_t count, int64_t seed = 7) {
@@ -40,7 +40,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The part of points that the net did not see before and gets right.
+// The fraction of unseen points that the net classifies correctly.
 inline double accuracy(Net& net) {
   const torch::NoGradGuard no_grad;
   const Spirals unseen(10000, /*seed=*/99);

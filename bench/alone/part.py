@@ -1,7 +1,7 @@
-"""The newcomer's first run: a ported program started without any launcher, beside what it was before.
+"""A ported program without a launcher, as a newcomer first runs it, compared with the original program.
 
-*Plain* leaves the process as LibTorch and the C library set it up; *lockstep* calls init_process_group, which finds a
-world of one. Neither gets a number of threads from outside.
+*plain* leaves the process as LibTorch and the C library set it up. *lockstep* calls init_process_group, which creates
+a group of one rank. No number of threads is set for either.
 """
 import os
 import statistics
@@ -33,7 +33,7 @@ def measure(settings):
     for at_round in range(settings.rounds):
         for model in settings.models:
             for count in COMPETITORS:
-                progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {count} beside it")
+                progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {count} competitors")
                 order = list(VARIANTS)[:: 1 if at_round % 2 == 0 else -1]
                 with competitors(count):
                     for variant in order:
@@ -41,7 +41,7 @@ def measure(settings):
                             raw["runs"].append({"round": at_round, "model": model, "competitors": count, "variant": variant,
                                                 **run(settings, model, variant)})
                         except ranks.Failure as failure:
-                            raw["failures"].append(f"{model}, {count} beside it, {variant}: {failure}")
+                            raw["failures"].append(f"{model}, {count} competitors, {variant}: {failure}")
     return raw
 
 
@@ -61,12 +61,12 @@ def present(raw):
              training.times_text(faster(model, count, variant))]
             for model in raw["models"] for count in COMPETITORS for variant in VARIANTS
             if any(values(model, count, variant, "step_ms"))]
-    figures = [Figure(f"{model}, a world of one, {count} beside it, training throughput", "x the plain program",
+    figures = [Figure(f"{model}, world size 1, {count} competitors, training throughput", "x the plain program",
                       faster(model, count, LOCKSTEP), 1) for model in raw["models"] for count in COMPETITORS]
     return Findings(
-        "A world of one",
-        [f"A program without a launcher on {raw['cores']} cores: plain, as LibTorch and the C library set a process up, and "
-         "with init_process_group. Nothing sets a number of threads from outside. With 0 or 1 process beside it that "
+        "World size 1",
+        [f"A program without a launcher on {raw['cores']} cores: plain, as LibTorch and the C library set up a "
+         "process, and with init_process_group. No number of threads is set. It runs next to 0 or 1 process that "
          "computes without pause."],
         [Table("Step, alone", ["model", "competitors", "variant", "threads", "step ms", "CPU ms", "x plain"], rows, texts=3)],
         figures=figures, notes=raw["notes"], failures=raw["failures"])

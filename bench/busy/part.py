@@ -1,5 +1,5 @@
-"""Training on a machine that has other work to do: as many ranks as cores, and one or two processes beside them that
-compute without pause. The ranks wait for each other in every step, so one that shares its core holds all of them up.
+"""Training on a busy machine: as many ranks as cores, next to one or two processes that compute without pause. The
+ranks wait for each other in every step, so a rank that shares its core delays all of them.
 """
 import os
 
@@ -21,19 +21,19 @@ def measure(settings):
     models = [model for model in MODELS if model in settings.models]
     raw = {"cores": len(os.sched_getaffinity(0)), "models": models, "runs": [], "notes": [], "failures": []}
     if not settings.python:
-        raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
+        raw["notes"].append("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch)")
     progress = Progress(NAME, settings.rounds * len(models) * len(COMPETITORS))
     for at_round in range(settings.rounds):
         for model in models:
             for count in COMPETITORS:
-                progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {count} beside it")
+                progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {count} competitors")
                 first = at_round % len(VARIANTS)
                 with competitors(count):
                     for variant in VARIANTS[first:] + VARIANTS[:first]:
                         try:
                             run = training.run_variant(settings, model, variant, WORLD)
                         except ranks.Failure as failure:
-                            raw["failures"].append(f"{model}, {count} beside it, {variant}: {failure}")
+                            raw["failures"].append(f"{model}, {count} competitors, {variant}: {failure}")
                             continue
                         if run:
                             raw["runs"].append({"round": at_round, "model": model, "competitors": count, "variant": variant,
@@ -42,7 +42,7 @@ def measure(settings):
 
 
 class Steps:
-    """The steps' times by row and round."""
+    """The times of the steps, by row and round."""
 
     def __init__(self, raw):
         self.rounds = 1 + max((run["round"] for run in raw["runs"]), default=-1)
@@ -62,12 +62,12 @@ def present(raw):
              training.times_text(steps.faster(model, count, variant, training.STARTED))]
             for model in raw["models"] for count in COMPETITORS for variant in VARIANTS
             if any(steps.of(model, count, variant))]
-    figures = [Figure(f"{model}, 2 ranks, {count} beside them, {variant}, training throughput", f"x {peer}",
+    figures = [Figure(f"{model}, 2 ranks, {count} competitors, {variant}, training throughput", f"x {peer}",
                       steps.faster(model, count, variant, peer), 1)
                for model in raw["models"] for count in COMPETITORS for variant in OURS for peer in PEERS]
     return Findings(
         "Training on a busy machine",
-        [f"Two ranks on {raw['cores']} cores, and one or two processes beside them that compute without pause and may run on "
-         "any core. Variants take turns within a round, as in the part `training`."],
+        [f"Two ranks on {raw['cores']} cores, next to one or two processes that compute without pause and may run "
+         "on any core. The variants take turns within a round, as in the part `training`."],
         [Table("Step, with competitors", ["model", "competitors", "variant", "step ms", "x tuned", "x started"], rows, texts=3)],
         figures=figures, notes=raw["notes"], failures=raw["failures"])

@@ -1,15 +1,15 @@
-// How fast this machine's memory is, when all processes of a world copy at once: what collectives over shared
-// memory are measured by.
+// Measures the speed of this machine's memory when all processes of a world copy at once: the reference for
+// collectives over shared memory.
 //
 //   bench_memory_limit --world 2 --bytes 26214400
 //
-// Each process copies from one private buffer to another with memcpy; all begin together, and a pass takes as
-// long as its slowest process. Read and written count: a pass moves 2 × world × bytes.
+// Each process copies from one private buffer to another with memcpy. All start together, and the time of a
+// pass is that of its slowest process. Reads and writes count: a pass moves 2 × world × bytes.
 //
-// An all_reduce in place must, whatever its algorithm, read all `world` buffers and write all of them: with 2
-// ranks each reads its half of both and writes its half of both. That is the traffic of one such pass over
-// buffers of the same size. It can take less time than the pass: what was just read is written where it was,
-// while a copy has to fetch, or write past the caches, memory of its own.
+// With any algorithm, an in-place all_reduce must read all `world` buffers and write all of them: with 2
+// ranks, each reads its half of both and writes its half of both. That is the traffic of one such pass over
+// buffers of the same size. The all_reduce can be faster than the pass, because it writes to memory that it
+// has just read, while a copy must fetch its target or bypass the caches.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -53,8 +53,8 @@ struct Board {
   double pass_us[kMostWorkers][kMostPasses] = {};
 };
 
-// Spins, as the pass that follows must begin at the same moment everywhere; yields, as there may be fewer
-// cores than processes. False when the others do not come.
+// Waits for all processes. Spins, so that all start the next pass at the same moment; yields, because there
+// may be fewer cores than processes. Returns false if the others do not arrive.
 bool meet(Board& board, int expected, Deadline deadline) {
   board.arrived.fetch_add(1);
   while (board.arrived.load() < expected) {
@@ -65,7 +65,7 @@ bool meet(Board& board, int expected, Deadline deadline) {
 }
 
 bool work(const Options& options, int worker, Board& board) {
-  // Where `lockstep bench` binds the rank of the same number.
+  // Binds it as `lockstep bench` binds the rank of the same number.
   const auto plan = lockstep::tuning::plan_for(worker, options.world, {});
   lockstep::tuning::bind_this_thread(plan.cpus);
   const auto size = static_cast<size_t>(options.bytes);
@@ -78,7 +78,7 @@ bool work(const Options& options, int worker, Board& board) {
     const auto begin = std::chrono::steady_clock::now();
     std::memcpy(to.get(), from.get(), size);
     const auto end = std::chrono::steady_clock::now();
-    // The copy is looked at, so that it is made.
+    // Reads the copy, so that the compiler cannot remove it.
     if (to[0] != from[0] || to[size - 1] != from[size - 1]) return false;
     if (pass >= 0) {
       board.pass_us[worker][pass] = std::chrono::duration<double, std::micro>(end - begin).count();
@@ -98,7 +98,7 @@ double median_pass_us(const Options& options, const Board& board) {
   return slowest[slowest.size() / 2];
 }
 
-// True when all workers did all passes.
+// Returns whether all workers completed all passes.
 bool run_workers(const Options& options, Board& board) {
   std::vector<pid_t> workers;
   const pid_t parent = ::getpid();
@@ -136,14 +136,14 @@ bool run_workers(const Options& options, Board& board) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("The rate at which all processes of a world together can copy memory");
-  app.add_option("--world", options.world, "processes")
+  CLI::App app("Measures how fast all processes of a world together can copy memory");
+  app.add_option("--world", options.world, "number of processes")
       ->check(CLI::Range(1, kMostWorkers))
       ->capture_default_str();
   app.add_option("--bytes", options.bytes, "size of a buffer")
       ->check(CLI::Range(int64_t{1}, int64_t{8} << 30))
       ->capture_default_str();
-  app.add_option("--passes", options.passes, "copies that are timed")
+  app.add_option("--passes", options.passes, "number of timed copies")
       ->check(CLI::Range(1, kMostPasses))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

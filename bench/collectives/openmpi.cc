@@ -1,9 +1,9 @@
-// Open MPI's collectives, measured by the rules of `lockstep bench` (src/cli/bench/rules.h): the same flags,
+// Measures Open MPI's collectives by the rules of `lockstep bench` (src/cli/bench/rules.h): the same flags,
 // sizes, data, checks, samples and JSON.
 //
 //   mpirun -np 2 bench_openmpi --collective all_reduce --sizes 8,25M --json rows.json
 //
-// Floats and sums only. MPI's calls have no deadline: run it under mpirun --timeout.
+// Supports only sums of floats. MPI's calls have no deadline: run it under mpirun --timeout.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -104,7 +104,7 @@ class Exercise {
     }
   }
 
-  // How many elements are not what they should be.
+  // Returns the number of wrong elements.
   int64_t count_wrong() const {
     const auto summed = [this](int64_t i) { return reduced_value("sum", world_, i); };
     switch (collective_) {
@@ -152,7 +152,7 @@ class Exercise {
     for (size_t i = 0; i < got.size(); ++i) wrong += got[i] == period[i % kPeriod] ? 0 : 1;
     return wrong;
   }
-  // The output holds a part of each rank, taken from `offset` on in that rank's data.
+  // The output contains a part of each rank's data, starting at `offset` in that data.
   int64_t compare_parts(int64_t offset) const {
     int64_t wrong = 0;
     for (int from = 0; from < world_; ++from) {
@@ -169,7 +169,7 @@ class Exercise {
   std::vector<float> input_, output_;
 };
 
-// Complete on rank 0.
+// The result is complete on rank 0.
 Row measure(const Options& options, const RowPlan& plan, int rank, int world) {
   Exercise exercise(plan, rank, world);
   Row row{.world = world,
@@ -253,7 +253,7 @@ int run(const Options& options, int rank, int world) {
   return right ? 0 : 1;
 }
 
-// The options, or the exit status to end with.
+// Returns the options, or the exit status.
 std::variant<Options, int> options_from(const std::vector<std::string>& words, int rank, int world) {
   try {
     const auto parsed = parse_options(words, "bench_openmpi");
@@ -269,7 +269,7 @@ std::variant<Options, int> options_from(const std::vector<std::string>& words, i
       throw lockstep::UsageError(fmt::format("start it with mpirun, as 2 to {} processes", kMostRanks));
     }
     if (!options.sizes.empty() && options.sizes.back() > int64_t{INT32_MAX}) {
-      throw lockstep::UsageError("sizes are limited to 2G, what an MPI count holds");
+      throw lockstep::UsageError("sizes are limited to 2G, the range of an MPI count");
     }
     return options;
   } catch (const lockstep::UsageError& error) {

@@ -1,7 +1,8 @@
-"""Collectives: lockstep beside PyTorch, Open MPI, and a plain copy of memory.
+"""Collectives: lockstep compared with PyTorch, Open MPI and a plain memory copy.
 
 All programs measure by the rules of src/cli/bench/rules.h and take the same flags; each checks the data of every row.
-At LARGE figures are set and memory decides; from HUGE on a call takes so long that a few samples must do.
+LARGE is the size at which goals are set and memory limits the speed. From HUGE on, a call takes so long that few
+samples are taken.
 """
 import collections
 import json
@@ -17,8 +18,8 @@ NAME = "collectives"
 HERE = os.path.dirname(os.path.abspath(__file__))
 KIB, MIB = 1 << 10, 1 << 20
 LARGE, HUGE = 25 * MIB, 64 * MIB
-LEAST_COPY = 256 * KIB  # below it, a copy takes no longer than its beginning and end
-RUN_SECONDS = 300  # one program of one job in one round; it takes a small part of it
+LEAST_COPY = 256 * KIB  # below this size, a copy is dominated by its fixed costs
+RUN_SECONDS = 300  # limit for one program of one job in one round, which takes much less
 
 PYTORCH, OPENMPI, COPY = "PyTorch + Gloo", "Open MPI", "memory copy"
 VARIANTS = {"registered": "lockstep registered", "plain": "lockstep plain", "shm": "lockstep",
@@ -26,7 +27,7 @@ VARIANTS = {"registered": "lockstep registered", "plain": "lockstep plain", "shm
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce",
                "all_to_all_single", "send_recv", "barrier")
 
-# Bytes that must at least be read and written by all ranks together, for each byte of a row's size.
+# The minimum number of bytes that all ranks together read and write, per byte of a row's size.
 TRAFFIC = {
     "all_reduce": lambda world: 2 * world,
     "broadcast": lambda world: 2 * (world - 1),
@@ -34,7 +35,7 @@ TRAFFIC = {
     "reduce_scatter_tensor": lambda world: world + 1,
 }
 
-# (rows, variants, least factor to PyTorch + Gloo, least factor to Open MPI). A row is (world, collective, bytes).
+# (rows, variants, minimum factor to PyTorch + Gloo, minimum factor to Open MPI). A row is (world, collective, bytes).
 FIGURES = [
     ([(2, "all_reduce", LARGE)], ["registered"], 10, 2.5),
     ([(2, "all_reduce", LARGE)], ["plain"], 5, 1.2),
@@ -50,17 +51,17 @@ LEAST_BFLOAT16 = 1.0  # times the speed of float, for the same bytes
 # ---- Measuring
 
 
-# What all programs do before the next job begins. `flags` say how many samples a row gets.
+# All programs run a job before the next one starts. `flags` determine the number of samples per row.
 Job = collections.namedtuple("Job", "what world collectives sizes flags")
 
 
 def jobs(quick):
     all_sizes = [8, 128, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, LARGE, HUGE, 256 * MIB]
-    some_sizes = [8, KIB, 64 * KIB, MIB, LARGE, 256 * MIB]  # more ranks than cores take long
+    some_sizes = [8, KIB, 64 * KIB, MIB, LARGE, 256 * MIB]  # fewer, because more ranks than cores take long
     other_sizes = [8, KIB, 256 * KIB, 4 * MIB, LARGE]
     usual = ["--seconds", "0.05", "--warmup", "2"]
     if quick:
-        all_sizes = [8, KIB, 256 * KIB, MIB, 4 * MIB, LARGE, HUGE]  # those with figures, and one of the largest
+        all_sizes = [8, KIB, 256 * KIB, MIB, 4 * MIB, LARGE, HUGE]  # those with goals, and one large size
         some_sizes = other_sizes = [8, LARGE]
         usual = ["--iterations", "1", "--warmup", "0"]
     for world, sizes in ((2, all_sizes), (4, some_sizes), (8, some_sizes)):
@@ -73,7 +74,7 @@ def jobs(quick):
 
 
 class Rows:
-    """Times by row and variant, a list with one for each round."""
+    """Times by row and variant: a list with one entry per round."""
 
     def __init__(self, rounds):
         self.rounds, self.rows = rounds, {}
@@ -92,7 +93,7 @@ class Measurement:
         self.settings = settings
         self.rows, self.dtypes, self.copies = (Rows(settings.rounds) for _ in range(3))
         self.versions, self.notes, self.failures = {}, [], []
-        self.given_up = set()  # (program, job) that failed: they are not tried in later rounds
+        self.given_up = set()  # (program, job) that failed and are not run in later rounds
         folder = os.path.join(settings.build, "bench", "collectives")
         self.lockstep = os.path.join(settings.build, "bin", "lockstep")
         self.copy, self.openmpi = (os.path.join(folder, name) for name in ("bench_memory_limit", "bench_openmpi"))
@@ -101,12 +102,12 @@ class Measurement:
         if settings.python:
             self.programs.append(self.run_pytorch)
         else:
-            self.note("PyTorch is left out: no interpreter has it (apt-get install python3-torch).")
+            self.note("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch).")
         self.mpirun = shutil.which("mpirun")
         if self.mpirun and os.path.exists(self.openmpi):
             self.programs.append(self.run_openmpi)
         else:
-            why = "bench_openmpi was not built" if self.mpirun else "there is no mpirun"
+            why = "bench_openmpi was not built" if self.mpirun else "mpirun is not installed"
             self.note(f"Open MPI is left out: {why} (apt-get install openmpi-bin libopenmpi-dev).")
 
     def note(self, text):
@@ -117,7 +118,7 @@ class Measurement:
         todo = list(jobs(self.settings.quick))
         progress = Progress(NAME, self.settings.rounds * (len(todo) + 1))
         for at_round in range(self.settings.rounds):
-            begin = at_round % len(self.programs)  # so that none always follows the same other one
+            begin = at_round % len(self.programs)  # so that no program always follows the same one
             for job in todo:
                 progress.step(f"round {at_round + 1} of {self.settings.rounds}, {job.what}, {job.world} ranks")
                 for program in self.programs[begin:] + self.programs[:begin]:
@@ -131,7 +132,7 @@ class Measurement:
             return
         try:
             program(at_round, job)
-        except (ranks.Failure, OSError, ValueError, KeyError) as error:  # the others: it printed what it should not
+        except (ranks.Failure, OSError, ValueError, KeyError) as error:  # the others: invalid output
             why = error if isinstance(error, ranks.Failure) else repr(error)
             self.failures.append(f"{job.what}, {job.world} ranks, round {at_round + 1}: {why}")
             self.given_up.add(attempted)
@@ -144,7 +145,7 @@ class Measurement:
                                     "--memory", "registered", "--dtype", "float,bfloat16"] + flags_of(job), self.dtypes)
 
     def run_openmpi(self, at_round, job):
-        # Its defaults, but for what a container and too few cores need.
+        # Its defaults, except for what a container and too few cores require.
         place = ["--bind-to", "core"] if job.world <= self.cores else ["--oversubscribe", "--bind-to", "none"]
         self.run_to_file(at_round, [self.mpirun, "--allow-run-as-root", "--timeout", str(RUN_SECONDS - 30), "-np",
                                     str(job.world)] + place + [self.openmpi] + flags_of(job))
@@ -165,7 +166,7 @@ class Measurement:
                 self.copies.add(at_round, (job.world, "all_reduce", size, "float"), "copy", found["p50_us"])
 
     def run_to_file(self, at_round, command, rows=None):
-        """Also takes the rows of a program that failed in a later one."""
+        """Also keeps the rows of a program that failed in a later row."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "rows.json")
             try:
@@ -185,11 +186,11 @@ class Measurement:
                 variant = row["memory"]
             what = f"{row['collective']} of {numbers.bytes_text(row['size'])} among {row['world']} ranks"
             if row["data"] == "WRONG":
-                self.failures.append(f"{VARIANTS[variant]}, {what}: data arrived WRONG: {row.get('wrong')}")
+                self.failures.append(f"{VARIANTS[variant]}, {what}: data is WRONG: {row.get('wrong')}")
             if row["data"] == "refused":
-                self.note(f"{VARIANTS[variant]} does not do {what}: {row.get('refused')}.")
+                self.note(f"{VARIANTS[variant]} does not support {what}: {row.get('refused')}.")
             if row.get("instead"):
-                self.note(f"{PYTORCH} has no {row['collective']}: measured is {row['instead']}.")
+                self.note(f"{PYTORCH} has no {row['collective']}; measured instead: {row['instead']}.")
             if row["data"] == "ok":
                 rows.add(at_round, (row["world"], row["collective"], row["size"], row["dtype"]), variant, row["p50_us"])
 
@@ -211,7 +212,7 @@ def measure(settings):
 
 
 class Measured:
-    """The raw rows, by what is asked of them."""
+    """Access to the raw rows."""
 
     def __init__(self, raw):
         self.rounds = raw.get("rounds", 0)
@@ -229,7 +230,7 @@ class Measured:
         return self.rows.get(key, {}).get(variant, [])
 
     def ours(self, key):
-        """The variant that is compared with the peers. Without memory, there is none that could be registered."""
+        """The variant that is compared with the peers. A call without memory has no registered variant."""
         return "registered" if self.us(key, "registered") else "shm"
 
     def factor(self, key, slow, fast):
@@ -237,8 +238,8 @@ class Measured:
         return numbers.ratio_of_rounds(self.us(key, slow), self.us(key, fast))
 
     def copy_us(self, key):
-        """What a copy of as many bytes as the collective must read and write takes (memory_limit.cc), by round; only
-        where caches are too small to hold them."""
+        """The time of a copy of as many bytes as the collective must read and write (memory_limit.cc), by round; only
+        for sizes that do not fit into the caches."""
         world, collective, size = key
         if collective not in TRAFFIC or size < LARGE:
             return []
@@ -254,7 +255,7 @@ def key_of(row):
 
 
 def time_text(values):
-    """The median; with more than one round, also half the distance between the quartiles as a part of it."""
+    """The median; with more than one round, also half the distance between the quartiles, in percent of the median."""
     middle, (low, high) = numbers.median(values), numbers.quartiles(values)
     if not middle or len(values) == 1:
         return numbers.text(middle)
@@ -270,7 +271,7 @@ def tables(measured):
                 for dtype, us in measured.dtypes.items()]
         yield Table(f"all_reduce of {numbers.bytes_text(LARGE)} by dtype, 2 ranks: µs",
                     ["dtype", VARIANTS["registered"], "x float"], rows,
-                    "Both take turns in the same run. x float: how many times faster than float.")
+                    "Both alternate in the same run. x float: speed relative to float.")
 
 
 def table_of(measured, world, collective):
@@ -353,25 +354,26 @@ def present(raw):
     measured = Measured(raw)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(raw.get("versions", {}).items()))
     samples = (", here only one" if raw.get("quick") else
-               f": 10 or more, but from {numbers.bytes_text(HUGE)} on 3 among 2 ranks and one among more")
+               f": 10 or more, but from {numbers.bytes_text(HUGE)} on, 3 with 2 ranks and one with more")
     about = [
-        f"Rounds: {measured.rounds}. In each, `lockstep bench`, the same rows in Python's torch.distributed over Gloo "
-        "and in Open MPI, and a plain copy of memory follow each other, in an order that changes; the variants of "
-        "lockstep take turns within one run.",
-        "A sample is one call, or the mean of 20 up to 16 KiB; the slowest rank counts; a round's time is the median "
+        f"Rounds: {measured.rounds}. Each round runs `lockstep bench`, the same rows in Python's torch.distributed "
+        "over Gloo and in Open MPI, and a plain memory copy, in a changing order; the variants of lockstep "
+        "alternate within one run.",
+        "A sample is one call, or the mean of 20 up to 16 KiB, on the slowest rank. A round's time is the median "
         f"of its samples{samples}. The data of every row is checked before and after.",
-        f"Each rank is bound to a core of its own where there are enough ({raw.get('cores', 'unknown')} here), in all "
-        "programs, else to none. Every rank computes with one thread.",
-        f"{VARIANTS['registered']}, {VARIANTS['plain']}: over shared memory, on tensors of the group's own and on "
-        f"ordinary ones. {VARIANTS['gloo']}: the library that PyTorch has, too, whose threads lockstep lets wait more "
-        "patiently.",
-        "Tables: median over the rounds ± half the distance between their quartiles. x: how many times faster "
-        f"{VARIANTS['registered']} is (below 1: slower), the median of the rounds' ratios.",
-        f"{COPY}: what memcpy takes to read and write as many bytes as the collective must, when all ranks copy at "
-        f"once, from {numbers.bytes_text(LARGE)} on; of copy: its time by that of {VARIANTS['registered']}. Above "
-        "100 %: parts of the tensors stayed in a cache, or working in place was faster than copying elsewhere.",
+        f"In all programs, each rank is bound to its own core if there are enough ({raw.get('cores', 'unknown')} "
+        "here), otherwise to none. Every rank has one thread.",
+        f"{VARIANTS['registered']}, {VARIANTS['plain']}: over shared memory, with tensors allocated by the group "
+        f"and with ordinary ones. {VARIANTS['gloo']}: the same Gloo as PyTorch's, but lockstep schedules its event "
+        "thread so that it does not preempt others.",
+        "Tables: median over the rounds ± half the distance between their quartiles. x: the speed of "
+        f"{VARIANTS['registered']} relative to a peer (below 1: slower), the median of the rounds' ratios.",
+        f"{COPY}: the time that memcpy needs to read and write as many bytes as the collective must, when all "
+        f"ranks copy at once, from {numbers.bytes_text(LARGE)} on; of copy: this time divided by that of "
+        f"{VARIANTS['registered']}. Above 100 %, parts of the tensors stayed in a cache, or working in place was "
+        "faster than copying.",
     ]
     if versions:
-        about.append(f"Versions, as the programs say: {versions}.")
+        about.append(f"Versions reported by the programs: {versions}.")
     return Findings("Collectives", about, list(tables(measured)), list(plots(measured)), list(figures(measured)),
                     list(raw.get("notes", [])), list(raw.get("failures", [])))

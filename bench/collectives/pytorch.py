@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch's collectives over Gloo, measured on one rank by the rules of `lockstep bench` (src/cli/bench/rules.h): the
-same flags, sizes, data, checks, samples and JSON. Floats and sums only.
+"""Measures PyTorch's collectives over Gloo by the rules of `lockstep bench` (src/cli/bench/rules.h): the same flags,
+sizes, data, checks, samples and JSON. This is one rank. Supports only sums of floats.
 
   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 pytorch.py --collective all_reduce --sizes 8,25M
 
-Every rank prints a JSON object; that of rank 0 has the rows.
+Every rank prints a JSON object; rank 0's contains the rows.
 """
 import argparse
 import datetime
@@ -18,7 +18,7 @@ RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 
 def bind(rank, world):
-    """As `lockstep bench` binds its ranks. Before PyTorch is loaded, whose threads inherit the core."""
+    """Binds the rank as `lockstep bench` does. Must run before PyTorch is loaded, whose threads inherit the core."""
     cpus = sorted(os.sched_getaffinity(0))
     if 1 < world <= len(cpus):
         os.sched_setaffinity(0, {cpus[rank]})
@@ -96,12 +96,12 @@ def signed(word):
 
 
 def shifted(x, bits):
-    """To the right; torch would repeat the sign."""
+    """A logical shift to the right; torch's shift would repeat the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def remainder(x, divisor):
-    """Of a word without a sign."""
+    """Of an unsigned word."""
     return (x % divisor + (x < 0) * (WORD % divisor)) % divisor
 
 
@@ -113,7 +113,7 @@ def mix(rank, index):
 
 
 def moved(rank, offset=0):
-    """What a rank has from `offset` on when data only moves: a function of the index."""
+    """A rank's data from `offset` on, for collectives that only move data: a function of the index."""
     return lambda index: remainder(mix(rank, offset + index), 101)
 
 
@@ -156,7 +156,7 @@ class Exercise:
         inputs, outputs = moves.get(collective, (whole, 0))
         self.input, self.output = torch.empty(inputs), torch.empty(outputs)
         self.calls_in_one = 2 if collective == "send_recv" else 1
-        self.instead = None  # what stands for a collective that this Gloo does not have
+        self.instead = None  # the replacement for a collective that this Gloo does not have
         self.call = getattr(self, collective)
 
     def fill(self):
@@ -171,12 +171,12 @@ class Exercise:
         self.output.zero_()
 
     def examine(self):
-        """Calls once; returns how many elements are not what they should be."""
+        """Makes one call and returns the number of wrong elements."""
         self.fill()
         try:
             self.call()
         except RuntimeError as error:
-            # All ranks have the same Gloo: nothing was sent yet.
+            # All ranks have the same Gloo, so nothing was sent.
             if self.instead or not hasattr(self, self.collective + "_instead") or "support" not in str(error):
                 raise
             self.stand_in()
@@ -224,7 +224,7 @@ class Exercise:
         dist.reduce_scatter_tensor(self.output, self.input)
 
     def reduce_scatter_tensor_instead(self):
-        """all_to_all_single and a sum of what arrived, which moves fewer bytes than all_reduce"""
+        """all_to_all_single and a sum, which moves fewer bytes than all_reduce"""
         dist.all_to_all_single(self.received, self.input)
         torch.sum(self.received.view(WORLD, -1), 0, out=self.output)
 
@@ -249,7 +249,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "r
 
 
 def measure(options, collective, size):
-    """The row; complete on rank 0."""
+    """Returns the row, which is complete on rank 0."""
     exercise = Exercise(collective, size)
     calls = calls_per_sample(exercise.bytes)
     wrong = exercise.examine()
@@ -302,10 +302,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collective", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", type=sizes_of, default="8,1K,256K,4M,25M")
-    parser.add_argument("--seconds", type=float, default=0.2, help="for each row")
-    parser.add_argument("--iterations", type=int, help="instead of it: samples of each row")
-    parser.add_argument("--warmup", type=int, default=5, help="samples before them that do not count")
-    parser.add_argument("--json", default="-", help="where rank 0 writes the rows; - for stdout")
+    parser.add_argument("--seconds", type=float, default=0.2, help="measuring time per row")
+    parser.add_argument("--iterations", type=int, help="samples per row, instead of --seconds")
+    parser.add_argument("--warmup", type=int, default=5, help="samples before that, which do not count")
+    parser.add_argument("--json", default="-", help="file to which rank 0 writes the rows; - for stdout")
     options = parser.parse_args()
 
     dist.init_process_group("gloo", timeout=TIMEOUT)

@@ -1,5 +1,5 @@
-"""How costs grow: with the parameters, the buckets and the ranks. Each is fitted by a law that says what the next
-power of ten would cost.
+"""How costs grow with the parameters, the buckets and the ranks. Each cost is fitted by a line and a power law, which
+predict larger sizes.
 """
 import json
 import os
@@ -13,12 +13,12 @@ from training import part as training
 NAME = "growth"
 RUN_SECONDS = 600
 PARAMETERS = [10**power for power in range(4, 9)]
-RANKED = 10**6  # parameters where the ranks grow
+RANKED = 10**6  # parameters, for growth with the ranks
 WORLDS = (2, 4, 8)
 CAPS = (100, 25, 6, 1)  # MiB of a bucket, for a model of 12.6 M parameters
 VARIANTS = (training.TUNED, training.GLOO, training.SHM)
 FLOAT = 4  # bytes
-# What training must hold for each parameter: the weight, the gradient, and Adam's two moments.
+# The minimum memory per parameter: the weight, the gradient, and Adam's two moments.
 LEAST_BYTES = 4 * FLOAT
 
 
@@ -26,8 +26,8 @@ LEAST_BYTES = 4 * FLOAT
 
 
 def step_run(settings, variant, world, model, flags, turns):
-    """(median of the step's cost in ms, share MiB, buckets). The cost: a step with its gradients averaged over one
-    without."""
+    """The cost of averaging, the memory and the buckets. The cost is the difference between a step with averaging and
+    one without."""
     found = training.command_of(settings, variant, world)
     if not found:
         return None
@@ -40,7 +40,7 @@ def step_run(settings, variant, world, model, flags, turns):
 
 
 def collective_run(settings, variant, world, sizes):
-    """{bytes: µs} of an all-reduce."""
+    """The times of all-reduces, as {bytes: µs}."""
     flags = ["--collective", "all_reduce", "--sizes", ",".join(map(str, sizes)), "--seconds", "0.05"]
     if settings.quick:
         flags[-2:] = ["--iterations", "1", "--warmup", "0"]
@@ -73,7 +73,7 @@ def measure(settings):
     raw = {"runs": [], "notes": [], "failures": []}
     variants = [variant for variant in VARIANTS if settings.python or variant != training.TUNED]
     if not settings.python:
-        raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
+        raw["notes"].append("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch)")
     todo = list(jobs(settings.quick))
     progress = Progress(NAME, settings.rounds * (len(todo) + 1))
     for at_round in range(settings.rounds):
@@ -103,7 +103,7 @@ def attempt(raw, at_round, variant, what, x, run):
 
 
 class Points:
-    """The rounds' values of one variant at each x."""
+    """The values of each variant at each x, by round."""
 
     def __init__(self, raw, what, value, x=lambda run: run["x"]):
         self.by_variant = {}
@@ -152,7 +152,7 @@ def all_reduce_ranks(raw):
 
 
 def line_rows(points, unit, per, scale=1.0):
-    """start + slope x, as text; only of x that have a positive y."""
+    """start + slope x, as text. Ignores points whose y is not positive."""
     for variant in points.variants():
         xs, ys = points.at(variant)
         kept = [(x, y) for x, y in zip(xs, ys) if y > 0]
@@ -197,17 +197,20 @@ def present(raw):
     least = LEAST_BYTES * 1e6 / (1 << 20)
     return Findings(
         "How costs grow",
-        ["A model of eight square layers, batch 4, Adam. Step overhead: what averaging the gradients adds to a step under no_sync, two ranks; "
-         "where it is below the noise of a step it may come out negative. All-reduce: of as many floats (lockstep: registered memory).",
-         f"Fits: least squares, weighed so that small values count as much as large ones, and the exponent of a power law. A parameter needs "
-         f"at least {LEAST_BYTES} bytes (weight, gradient, two moments): {numbers.text(least)} MiB per million."],
+        ["A model of eight square layers, batch 4, Adam. Step overhead: what averaging the gradients adds to a "
+         "step under no_sync, with two ranks; if it is below the noise of a step, it may be negative. All-reduce: "
+         "of as many floats (lockstep: registered memory).",
+         "Fits: least squares, weighted so that small values count as much as large ones, and the exponent of a "
+         f"power law. A parameter needs at least {LEAST_BYTES} bytes (weight, gradient, two moments): "
+         f"{numbers.text(least)} MiB per million."],
         [Table("Fits", ["cost", "variant", "line", "power"], fits, texts=4),
          Table("All-reduce in ms, two ranks, by numbers", ["variant"] + heads, list(reduce.rows(PARAMETERS))),
          Table("Step overhead in ms, two ranks, by parameters", ["variant"] + heads, list(overhead.rows(PARAMETERS))),
          Table("Step in ms, two ranks, by parameters", ["variant"] + heads, list(step.rows(PARAMETERS)),
-               note="With its gradients averaged. The steps under no_sync, which the overhead is counted from, are not equally fast."),
+               note="With averaged gradients. The overhead is relative to steps under no_sync, which differ "
+                    "between variants."),
          Table("Memory of a rank in MiB, two ranks, by parameters", ["variant"] + heads, list(memory.rows(PARAMETERS)),
-               note="What the ranks share is divided among them."),
+               note="Shared memory is divided among the ranks that share it."),
          Table("Step overhead in ms by buckets, two ranks, 12.6 M parameters", ["variant"] + [str(count) for count in counts],
                list(buckets.rows(counts)), note="The libraries divide the same parameters into different numbers of buckets."),
          Table("Step overhead in ms by ranks, 1e6 parameters", ["variant"] + [str(world) for world in WORLDS],

@@ -1,12 +1,12 @@
-// What the C library's heap costs a training step, setting by setting.
+// Measures the cost of the C library's heap in a training step, under several settings.
 //
-// glibc serves large blocks by mmap and gives free memory at the top of the heap back to the kernel, so that
-// the tensors a step frees are faulted in again, page by page, by the next one. This program trains small
-// models under several settings of the allocator and prints time, page faults and memory of each.
+// glibc allocates large blocks with mmap and returns free memory at the top of the heap to the kernel, so the
+// next step must fault in the memory of its tensors again, page by page. This program trains small models
+// under several settings of the allocator and prints the time, page faults and memory of each.
 //
 // The settings of one table alternate: each is run once, then each again, and so on, every time in a new
 // process (this program, executed again with --child). Each cell is the median over the alternations, so that
-// a slow moment of the machine falls on all settings alike.
+// a slow moment of the machine affects all settings equally.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -58,12 +58,12 @@ struct Options {
 struct Setting {
   std::string name;
   std::string meaning;
-  std::function<void()> inside;                                  // called first thing in main
-  std::vector<std::pair<std::string, std::string>> environment;  // or set before exec
+  std::function<void()> inside;                                  // called at the start of main
+  std::vector<std::pair<std::string, std::string>> environment;  // set before exec
 };
 
-// Takes a long stretch of the heap and gives it back to malloc, not to the kernel, as one free block marked
-// for huge pages: what glibc.malloc.hugetlb=1 does as the heap grows, from inside a running process.
+// Allocates a large part of the heap, marks it for huge pages and returns it to malloc as one free block, not
+// to the kernel. This has the effect of glibc.malloc.hugetlb=1, but from inside a running process.
 void reserve_huge(size_t bytes) {
   ::mallopt(M_MMAP_MAX, 0);
   ::mallopt(M_TRIM_THRESHOLD, -1);
@@ -79,7 +79,7 @@ void reserve_huge(size_t bytes) {
 const std::vector<Setting>& settings() {
   using lockstep::tuning::Plan;
   static const std::vector<Setting> all = {
-      {"default", "glibc as it is", [] {}, {}},
+      {"default", "unmodified glibc", [] {}, {}},
       {"threshold",
        "mallopt: mmap from 32 MiB up, no trimming",
        [] {
@@ -126,9 +126,12 @@ const std::vector<Setting>& settings() {
        [] {},
        {{"GLIBC_TUNABLES",
          "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=18446744073709551615"}}},
-      {"reserve-huge", "no-mmap and huge pages, from inside", [] { reserve_huge(size_t{16} << 30); }, {}},
-      {"lockstep", "what init_process_group does", [] { lockstep::tuning::keep_heap(); }, {}},
-      {"lockstep-run", "what lockstep run does", [] {},
+      {"reserve-huge",
+       "no-mmap and huge pages, set by the process",
+       [] { reserve_huge(size_t{16} << 30); },
+       {}},
+      {"lockstep", "the setting of init_process_group", [] { lockstep::tuning::keep_heap(); }, {}},
+      {"lockstep-run", "the setting of lockstep run", [] {},
        lockstep::tuning::environment_of(Plan{.keep_heap = true})},
   };
   return all;
@@ -187,7 +190,7 @@ Workload transformer() {
     net->push_back(torch::nn::TransformerEncoderLayer(
         torch::nn::TransformerEncoderLayerOptions(kWidth, 4).dim_feedforward(4 * kWidth).dropout(0.1)));
   }
-  // As it comes from a tokenizer's batch: sequence first, then batch.
+  // Sequence first, then batch.
   return {
       net,
       [](int rows) {
@@ -206,7 +209,8 @@ const std::map<std::string, std::pair<std::string, std::function<Workload()>>>& 
   return all;
 }
 
-// ---- Data-loader threads: each makes image batches in its own arena, the training thread frees them.
+// ---- Data-loader threads: each allocates image batches in its own arena, and the training thread frees
+// them.
 
 class Loaders {
  public:
@@ -236,7 +240,7 @@ class Loaders {
   void load() {
     at::set_num_threads(1);
     for (;;) {
-      // Read, decode, normalise, stack: three generations of the same bytes.
+      // Read, decode, normalise, stack: three copies of the same data.
       std::vector<torch::Tensor> images;
       for (int i = 0; i < 32; ++i) {
         images.push_back(torch::zeros({3, 224, 224}, torch::kByte).to(torch::kFloat).div_(255));
@@ -258,7 +262,7 @@ class Loaders {
   std::vector<std::thread> threads_;
 };
 
-// ---- One run, in a process of its own
+// ---- One run, in its own process
 
 double status_mib(const std::string& field) {
   std::ifstream status("/proc/self/status");
@@ -333,7 +337,7 @@ void run_child(const Options& options) {
 // ---- The table
 
 nlohmann::json run_setting(const Options& options, const Setting& setting) {
-  // popen takes one string; all that goes into it is our own path, numbers, and names checked against the
+  // popen takes one string. It contains only this program's path, numbers, and names checked against the
   // tables.
   std::string command = "env";
   for (const auto& [name, value] : setting.environment) command += fmt::format(" '{}={}'", name, value);
@@ -372,8 +376,7 @@ void run_table(const Options& options) {
   const auto& first = cells[options.settings[0]]["step_ms"];
   for (const auto& name : options.settings) {
     auto& row = cells[name];
-    // Runs of one alternation are neighbours in time: their ratio suffers least from what else the machine
-    // does.
+    // Runs of one alternation are close in time, so other activity of the machine affects their ratio least.
     std::vector<double> ratios;
     for (size_t i = 0; i < first.size(); ++i) ratios.push_back(row["step_ms"][i] / first[i]);
     fmt::print("| {:<15} | {:>8.1f} | {:>7.0f}% | {:>8.1f} | {:>8.1f} | {:>11.0f} | {:>8.0f} | {:>7.0f} |\n",
@@ -391,7 +394,7 @@ int main(int argc, char** argv) {
   for (const char* name : {"default", "threshold", "no-mmap", "lockstep", "lockstep-run"}) {
     options.settings.emplace_back(name);
   }
-  CLI::App app("The cost of a training step under several settings of the C library's heap");
+  CLI::App app("Measures a training step under several settings of the C library's heap");
   app.add_option("--model", options.model, "mlp, wide, cnn or transformer")
       ->check(CLI::IsMember({"mlp", "wide", "cnn", "transformer"}))
       ->capture_default_str();
@@ -401,14 +404,14 @@ int main(int argc, char** argv) {
     names.push_back(setting.name);
     known += fmt::format("\n{:>40}: {}", setting.name, setting.meaning);
   }
-  app.add_option("--settings", options.settings, "compared, the first is the base" + known)
+  app.add_option("--settings", options.settings, "settings to compare; the first is the reference" + known)
       ->delimiter(',')
       ->check(CLI::IsMember(names));
-  app.add_option("--steps", options.steps, "measured steps of a run")
+  app.add_option("--steps", options.steps, "measured steps per run")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  app.add_option("--warmup", options.warmup, "steps before them")->capture_default_str();
-  app.add_option("--alternations", options.alternations, "runs of each setting")
+  app.add_option("--warmup", options.warmup, "steps before that, which do not count")->capture_default_str();
+  app.add_option("--alternations", options.alternations, "runs per setting")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_option("--threads", options.threads, "compute threads")
@@ -416,7 +419,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--loaders", options.loaders, "data-loader threads that allocate at the same time")
       ->capture_default_str();
-  app.add_flag("--vary-batch", options.vary_batch, "another batch size at every step");
+  app.add_flag("--vary-batch", options.vary_batch, "use another batch size at every step");
   app.add_flag("--child", options.child)->group("");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -1,11 +1,11 @@
-"""Other jobs on the same cores: processes that compute and nothing else."""
+"""Other jobs on the same cores: processes that compute without pause."""
 import contextlib
 import subprocess
 
 
 @contextlib.contextmanager
 def competitors(count):
-    """`count` of them run until the end of the block; the kernel places them as it likes."""
+    """Runs `count` of them until the end of the block. The kernel chooses their cores."""
     running = []
     try:
         for _ in range(count):

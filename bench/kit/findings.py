@@ -1,6 +1,6 @@
-"""The shape of what a part found: tables, plots, and figures with the goals that were to be reached.
+"""The findings of a part: tables, plots, and figures with their goals.
 
-Parts make these out of their raw measurements; bench/report shows them and knows nothing of any part.
+Parts derive them from their raw measurements; bench/report shows them and does not depend on any part.
 """
 import dataclasses
 import typing
@@ -10,14 +10,14 @@ import typing
 class Table:
     title: str
     head: typing.List[str]
-    rows: typing.List[typing.List[str]]  # as they are shown
-    note: str = ""  # what the columns mean, where their heads do not tell
-    texts: int = 1  # columns on the left that are words; the rest are numbers
+    rows: typing.List[typing.List[str]]  # as shown
+    note: str = ""  # explains the columns if their heads do not
+    texts: int = 1  # number of text columns on the left; the others are numbers
 
 
 @dataclasses.dataclass
 class Series:
-    """One line, or one bar of each group. `low` and `high` are the quartiles over the rounds."""
+    """One line, or one bar per group. `low` and `high` are the quartiles over the rounds."""
     name: str
     x: typing.List[typing.Union[float, str]]
     y: typing.List[float]
@@ -28,10 +28,10 @@ class Series:
 @dataclasses.dataclass
 class Plot:
     title: str
-    x: str  # what the axis shows, with its unit
+    x: str  # label of the axis, with its unit
     y: str
     series: typing.List[Series]
-    kind: str = "lines"  # or "bars", whose x are names of groups
+    kind: str = "lines"  # or "bars", where x contains the names of the groups
     log_x: bool = False
     log_y: bool = False
     bytes_x: bool = False  # x in bytes: ticks at powers of two, with B, KiB, MiB
@@ -40,9 +40,9 @@ class Plot:
 
 @dataclasses.dataclass
 class Figure:
-    """A number that the rest comes down to, and its goal: `got` is to be at least (or at most) `wanted`."""
+    """A key figure and its goal: `got` should be at least (or at most) `wanted`."""
     what: str
-    unit: str  # "x PyTorch" and the like, after the number
+    unit: str  # such as "x PyTorch", shown after the number
     got: typing.Optional[float]  # None: not measured
     wanted: typing.Optional[float]  # None: no goal on this machine (kit/goals.py)
     at_most: bool = False
@@ -60,9 +60,9 @@ class Figure:
 @dataclasses.dataclass
 class Findings:
     title: str
-    about: typing.List[str]  # how it was measured, a sentence or two each
+    about: typing.List[str]  # how it was measured, one or two sentences each
     tables: typing.List[Table] = dataclasses.field(default_factory=list)
     plots: typing.List[Plot] = dataclasses.field(default_factory=list)
     figures: typing.List[Figure] = dataclasses.field(default_factory=list)
-    notes: typing.List[str] = dataclasses.field(default_factory=list)  # what was left out, and why
-    failures: typing.List[str] = dataclasses.field(default_factory=list)  # any of these, and `make bench` fails
+    notes: typing.List[str] = dataclasses.field(default_factory=list)  # what was left out, and the reason
+    failures: typing.List[str] = dataclasses.field(default_factory=list)  # with any of these, `make bench` fails

@@ -1,4 +1,4 @@
-"""Where goals hold. They were set on one kind of machine, and say nothing of another: there a figure is just a figure."""
+"""Where goals apply. They were set for one kind of machine; on others, figures are shown without goals."""
 
 MACHINE = {"cpu": "AMD EPYC", "usable_cores": 2}
 WHERE = f"{MACHINE['usable_cores']} cores of {MACHINE['cpu']}"
@@ -9,7 +9,7 @@ def hold_on(machine):
 
 
 def left_out(findings):
-    """The same without its goals."""
+    """Returns the findings without goals."""
     for figure in findings.figures:
         figure.wanted = None
     return findings

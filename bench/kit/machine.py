@@ -1,4 +1,4 @@
-"""What machine this is, and which versions were compared."""
+"""Describes the machine and the versions that were compared."""
 import os
 import platform
 import re
@@ -24,13 +24,13 @@ def facts():
 
 
 def label(machine):
-    """As a figure from this machine has to be labelled."""
+    """The label for figures from this machine."""
     return (f"{machine['usable_cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
             f"Linux {machine['kernel']}")
 
 
 def folder_name(machine):
-    """For results: the same machine writes into the same folder."""
+    """The folder for results. The same machine always uses the same folder."""
     return re.sub(r"[^a-z0-9]+", "-", f"{machine['cpu']}-{machine['usable_cores']}-cores".lower()).strip("-")
 
 

@@ -1,4 +1,4 @@
-"""Medians and their spread over rounds, and numbers as text."""
+"""Medians and their spread over rounds, and formatting of numbers."""
 import math
 import statistics
 
@@ -20,13 +20,13 @@ def quartiles(values):
 
 
 def ratio_of_rounds(above, below):
-    """The median of the rounds' ratios: the runs of one round are neighbours in time. Both are lists by round, in which
-    None stands for a round without a measurement."""
+    """The median of the rounds' ratios, because the runs of one round are close in time. Both are lists by round; None
+    means that a round has no measurement."""
     return median([a / b for a, b in zip(above, below) if a is not None and b])
 
 
 def fit_line(x, y):
-    """(start, slope) of the least squares through points, each weighed by its own size, so that the small ones count."""
+    """(start, slope) of a least-squares fit, with weights that make small values count as much as large ones."""
     weights = [1 / max(value, 1e-12) ** 2 for value in y]
     total = sum(weights)
     mean_x = sum(w * a for w, a in zip(weights, x)) / total
@@ -46,7 +46,7 @@ def fit_power(x, y):
 
 
 def text(number, unit=""):
-    """Three digits that count; "-" for what was not measured."""
+    """With three significant digits; "-" for a missing measurement."""
     if number is None:
         return "-"
     digits = 0 if number == 0 else max(0, 2 - math.floor(math.log10(abs(number))))
@@ -58,7 +58,7 @@ def percent(value):
 
 
 def with_spread(values, unit=""):
-    """The median, and the quartiles around it."""
+    """The median and the quartiles."""
     low, high = quartiles(values)
     return "-" if low is None else f"{text(median(values), unit)} [{text(low)}, {text(high)}]"
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a program as processes of its own, waits with a deadline, and reads what each printed."""
+"""Starts the ranks of a program, waits for them with a deadline, and reads their output."""
 import json
 import os
 import socket
@@ -6,20 +6,20 @@ import subprocess
 import tempfile
 import time
 
-# What a launcher or a user would say of ranks and threads; what is measured here says it itself.
+# Settings of ranks and threads by launchers and users. They are removed, because each measurement sets its own.
 OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
           "MASTER_PORT", "TORCHELASTIC_", "LOCKSTEP_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "OMP_", "OPENBLAS_", "GOMP_",
           "GLIBC_TUNABLES", "MALLOC_")
-# What `lockstep run` sets for its ranks; the rest of its tuning is done inside the process (docs/tuning.md).
+# `lockstep run` sets this for its ranks; the rest of its tuning happens inside the process (docs/tuning.md).
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-# In a session of its own a rank is to the kernel a job by itself: so lockstep run and torchrun start it. Not so mpirun,
-# or a script: BENCH_ONE_SESSION=1 measures that.
+# In its own session, a rank is a separate job for the kernel. lockstep run and torchrun start ranks this way; mpirun
+# and scripts do not, which BENCH_ONE_SESSION=1 measures.
 OWN_SESSION = os.environ.get("BENCH_ONE_SESSION", "0") == "0"
-SECONDS_TO_SPEAK = 10  # for those who are left when one rank has failed
+SECONDS_TO_SPEAK = 10  # for the other ranks to report errors after one has failed
 
 
 class Failure(Exception):
-    """A program did not end well; the text says which, and what it said."""
+    """A program failed. The text contains its command and its output."""
 
 
 def free_port():
@@ -35,7 +35,7 @@ def clean_environment(**more):
 
 
 def run(command, seconds, env=None):
-    """Runs one program to its end and returns what it printed."""
+    """Runs one program and returns its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env or clean_environment())
     except subprocess.TimeoutExpired as late:
@@ -48,7 +48,7 @@ def run(command, seconds, env=None):
 
 
 def run_ranks(command, world, seconds, env=None, cpus=None):
-    """Runs `command` as each of `world` ranks of this machine; returns the JSON object that each printed."""
+    """Runs `command` as `world` ranks on this machine; returns the JSON object that each printed."""
     port = free_port()
     ranks, files = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def run_ranks(command, world, seconds, env=None, cpus=None):
 
 
 def wait_for(ranks, seconds):
-    """Returns what went wrong, or nothing."""
+    """Returns a description of the failure, or None."""
     end = time.monotonic() + seconds
     failed = None
     while any(process.poll() is None for process in ranks):
@@ -92,6 +92,6 @@ def wait_for(ranks, seconds):
             end = min(end, time.monotonic() + SECONDS_TO_SPEAK)
         if time.monotonic() > end:
             return failed or f"not done after {seconds} s"
-        time.sleep(0.05)  # the ranks have the cores
+        time.sleep(0.05)  # leaves the cores to the ranks
     return failed or next((f"exit status {process.returncode} of rank {rank}"
                            for rank, process in enumerate(ranks) if process.returncode), None)

@@ -1,4 +1,4 @@
-"""Everything as one HTML page that needs nothing else: no scripts, no other files."""
+"""The report as one self-contained HTML page, without scripts or other files."""
 import html as markup
 import re
 
@@ -7,10 +7,10 @@ from report.results import (HOW, QUICK, VERDICTS, counts, facts, figures_title, 
 
 try:
     from report import plots
-except ImportError:  # what was measured can be read without
+except ImportError:  # the page is also useful without plots
     plots = None
 
-TITLE = "lockstep beside its peers"
+TITLE = "lockstep and its peers"
 STYLE = """\
 :root {
   color-scheme: light dark;
@@ -109,7 +109,7 @@ def tag(name, text, **attributes):
 
 
 def prose(name, text, **attributes):
-    """With what stands between backticks as code."""
+    """Formats text between backticks as code."""
     return re.sub("`([^`<]+)`", r"<code>\1</code>", tag(name, text, **attributes))
 
 
@@ -171,7 +171,7 @@ def verdict_class(verdict):
 
 
 def scroll(label):
-    """A box of its own, also for the keyboard."""
+    """A box that scrolls, also with the keyboard."""
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{markup.escape(label)}">'
 
 

@@ -1,7 +1,7 @@
-"""A Plot as SVG that is a part of the page: the page's font and colours, in light and dark.
+"""Draws a Plot as SVG that is embedded in the page, with the page's font and colours, light and dark.
 
-matplotlib draws; then its SVG is rewritten. Colours become the page's (`style`), with the light ones where there is no
-page; what is page-wide in a page (ids, a style sheet) is renamed or removed.
+matplotlib draws the plot, and its SVG is then rewritten. Colours are replaced by the page's (`style`); outside a page,
+the light colours apply. Elements that would affect the whole page (ids, a style sheet) are renamed or removed.
 """
 import dataclasses
 import io
@@ -18,19 +18,20 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from kit import numbers
 
-WIDTH, HEIGHT = 440, 240  # of the drawing, and of the axes alone; small, so that text can be read on a phone
+WIDTH, HEIGHT = 440, 240  # width of the drawing, height of the axes; small, so that text is readable on a phone
 FONT, SMALL = 12, 10
-LETTER = 7  # the width of one, in the font that matplotlib measures with, which is a wide one
-MOST_MARKERS = 20  # of a line: more would hide it
-BELOW_ALL = 1e-300  # for a quartile of 0 on a log axis: below whatever is shown
+LETTER = 7  # width of a letter in matplotlib's font, which is a wide one
+MOST_MARKERS = 20  # per line: more would hide it
+BELOW_ALL = 1e-300  # replaces a quartile of 0 on a log axis: below everything that is shown
 
-# For light and dark paper. Any two can be told apart with each kind of colour blindness, and from their paper.
+# For light and dark backgrounds. All are distinguishable from each other with any colour blindness, and from the
+# background.
 COLOURS = (("#0a62b5", "#3f8fe6"), ("#b5330a", "#e8602a"), ("#1a9e78", "#2fc7a0"), ("#a0407f", "#d58fc4"),
            ("#b08900", "#f0d050"), ("#4796ea", "#a5deff"), ("#4b4f56", "#8b9098"))
 MARKERS = "os^Dv<>pX"
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 HATCHES = ("", "////", "....", "xxxx")
-INK, SOFT, GRID = "#010203", "#010204", "#010205"  # stand-ins, used for nothing else
+INK, SOFT, GRID = "#010203", "#010204", "#010205"  # placeholders, not used otherwise
 SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "lockstep", "text.parse_math": False, "font.size": FONT,
             "text.color": INK, "axes.edgecolor": SOFT, "axes.labelcolor": INK, "xtick.color": SOFT, "ytick.color": SOFT,
             "grid.color": GRID, "hatch.linewidth": 0.8, "axes.unicode_minus": True}
@@ -45,20 +46,20 @@ class Look:
 
 
 def looks(plots):
-    """How each series looks, by its name: the same in all of these plots."""
+    """The look of each series by its name, the same in all of these plots."""
     names = dict.fromkeys(series.name for plot in plots for series in plot.series)
     return {name: Look(COLOURS[at % len(COLOURS)][0], MARKERS[at % len(MARKERS)], DASHES[at % len(DASHES)],
                        HATCHES[at // len(COLOURS) % len(HATCHES)]) for at, name in enumerate(names)}
 
 
 def style():
-    """CSS: the colours of the series."""
+    """CSS with the colours of the series."""
     light, dark = (" ".join(f"--series-{at}: {pair[which]};" for at, pair in enumerate(COLOURS)) for which in (0, 1))
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def svg(plot, looks_of_page=None, name="plot"):
-    """`name` begins each id, and so must be another for each plot of a page."""
+    """`name` is the prefix of each id, so it must be unique for each plot of a page."""
     with matplotlib.rc_context(SETTINGS):
         figure = draw(plot, looks_of_page or looks([plot]))
         file = io.BytesIO()
@@ -71,13 +72,13 @@ def svg(plot, looks_of_page=None, name="plot"):
 
 @dataclasses.dataclass
 class Points:
-    """Of one series; what cannot be drawn is not a number."""
+    """The points of one series; NaN for what cannot be drawn."""
     x: list
     y: list
     low: list
     high: list
-    measured: list  # y, also where a log axis cannot show it; None for nothing
-    left_out: int = 0  # by a log axis
+    measured: list  # y, even if a log axis cannot show it; None if missing
+    left_out: int = 0  # points that a log axis cannot show
 
 
 def draw(plot, look):
@@ -95,7 +96,7 @@ def draw(plot, look):
         handles = [axes.plot([], [], color=look[series.name].colour)[0] for series in plot.series]
     dress(axes, plot, sum(one.left_out for one in points))
     legend_height = legend(figure, renderer, plot, points, handles)
-    unit = textwrap.fill(plot.y, int(WIDTH / LETTER))  # level above the axis, where it is read more easily
+    unit = textwrap.fill(plot.y, int(WIDTH / LETTER))  # horizontal, above the axis, which is easier to read
     arrange(figure, axes, renderer, legend_height + FONT * (1.3 * len(unit.splitlines()) + 1.2))
     axes.annotate(unit, (0, 1), (0, 0.75 * FONT), xycoords=("figure fraction", "axes fraction"),
                   textcoords="offset points", color=SOFT)
@@ -103,7 +104,7 @@ def draw(plot, look):
 
 
 def group_names(plot):
-    """None where x are numbers."""
+    """None if x contains numbers."""
     names = dict.fromkeys(x for series in plot.series for x in series.x if x is not None)
     return list(names) if plot.kind == "bars" or any(isinstance(x, str) for x in names) else None
 
@@ -190,7 +191,7 @@ def set_scales(axes, plot, groups, points):
     ys = [y for one in points for y in one.y + one.low + one.high if math.isfinite(y) and y != BELOW_ALL]
     axes.set_yscale("log" if plot.log_y else "linear")
     axes.set_ylim(log_limits(ys) if plot.log_y else limits_from_zero(ys))
-    if plot.log_y and plot.kind == "bars":  # no bar is so short that it cannot be seen
+    if plot.log_y and plot.kind == "bars":  # so that every bar is visible
         axes.set_ylim(bottom=10.0 ** math.floor(math.log10(axes.get_ylim()[0])))
     locate(axes.yaxis, plot.log_y)
     if groups is not None:
@@ -212,7 +213,7 @@ def set_scales(axes, plot, groups, points):
 
 
 def log_limits(values, part=0.06, least=0.8):
-    """With some air, and at least a part of a decade apart."""
+    """With some margin, and at least a part of a decade apart."""
     low, high = math.log10(min(values)), math.log10(max(values))
     air = max(part * (high - low), (least - (high - low)) / 2)
     return 10 ** (low - air), 10 ** (high + air)
@@ -238,7 +239,7 @@ def locate(axis, log):
 
 
 def have_room(axes, xs):
-    """For a tick at each x that was measured."""
+    """Whether there is room for a tick at each measured x."""
     places = [axes.transData.transform((x, axes.get_ylim()[1]))[0] for x in xs]
     widths = [LETTER * (len(bytes_or_plain(x, False)) + 1) for x in xs]
     return all(b - a > (v + w) / 2 for a, b, v, w in zip(places, places[1:], widths, widths[1:]))
@@ -265,7 +266,7 @@ def dress(axes, plot, left_out):
     said = f"{plot.x} (not above 0, so not on the log axis: {left_out})" if left_out else plot.x
     axes.set_xlabel(textwrap.fill(said.strip(), int(0.85 * WIDTH / LETTER)), color=SOFT)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    if axes.get_ylim()[0] < 0:  # the line at the bottom is that of zero
+    if axes.get_ylim()[0] < 0:  # draw the axis at zero instead of at the bottom
         axes.spines["bottom"].set_visible(False)
         axes.axhline(0, color=SOFT, linewidth=0.8)
     axes.grid(axis="y", linewidth=0.8)
@@ -275,11 +276,11 @@ def dress(axes, plot, left_out):
     axes.tick_params(labelcolor=INK)
 
 
-# ---- Where things are
+# ---- Layout
 
 
 def legend(figure, renderer, plot, points, handles):
-    """Above the axes, in as many columns as there is room for. Returns its height."""
+    """Puts the legend above the axes, in as many columns as fit. Returns its height."""
     if not handles:
         return 0
     names = [textwrap.fill(series.name + (" (not measured)" if all(value is None for value in found.measured) else ""),
@@ -296,8 +297,8 @@ def legend(figure, renderer, plot, points, handles):
 
 
 def arrange(figure, axes, renderer, above):
-    """The axes get what the texts around them leave of the width; the height is what all of it takes."""
-    for _ in range(2):  # again, since ticks follow the size of their axes
+    """Gives the axes the width that the texts around them leave, and makes the figure as high as needed."""
+    for _ in range(2):  # twice, because the ticks depend on the size of the axes
         inner, outer = axes.get_window_extent(renderer), axes.get_tightbbox(renderer)
         left, right = inner.x0 - outer.x0 + 1, max(outer.x1 - inner.x1, 0) + 1
         below = inner.y0 - outer.y0 + 1
@@ -306,7 +307,7 @@ def arrange(figure, axes, renderer, above):
         axes.set_position([left / WIDTH, below / height, 1 - (left + right) / WIDTH, HEIGHT / height])
 
 
-# ---- As a part of a page
+# ---- Embedding in a page
 
 
 def rewritten(source, title, name):
@@ -314,7 +315,7 @@ def rewritten(source, title, name):
     used = set(re.findall(r"#([\w.-]+)", " ".join(value for one in root.iter() for value in one.attrib.values())))
     for parent in list(root.iter()):
         for child in list(parent):
-            if local(child.tag) in ("metadata", "style"):  # the style sheet would be the whole page's
+            if local(child.tag) in ("metadata", "style"):  # the style sheet would apply to the whole page
                 parent.remove(child)
     for one in root.iter():
         one.tag = local(one.tag)
@@ -338,7 +339,8 @@ def rewritten_value(key, value, name):
         return value.replace("#", f"#{name}-", 1)
     value = value.replace("url(#", f"url(#{name}-")
     if key == "style":
-        value = re.sub(r"font: (?:normal )*(\d+ )?([\d.]+px)[^;]*", r"font-size: \2", value)  # the family is the page's
+        # The page defines the font family.
+        value = re.sub(r"font: (?:normal )*(\d+ )?([\d.]+px)[^;]*", r"font-size: \2", value)
         for at, (light, _) in enumerate(COLOURS):
             value = value.replace(light, f"var(--series-{at}, {light})")
         value = value.replace(INK, "currentColor").replace(SOFT, "var(--soft, #777)")

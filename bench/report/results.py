@@ -1,4 +1,4 @@
-"""The dict of results.json in the kit's shapes again, and what the text and the page both say of it."""
+"""Converts the dict of results.json to the kit's classes, and provides what the text and the page have in common."""
 import collections
 import math
 
@@ -6,9 +6,9 @@ from kit import goals, machine, numbers
 from kit.findings import Figure, Findings, Plot, Series, Table
 
 VERDICTS = ("reached", "NOT REACHED", "not measured")
-HOW = ("Numbers are medians over the rounds, in which all variants take turns; a ratio is the median of the rounds' "
+HOW = ("Numbers are medians over the rounds, in which all variants take turns. A ratio is the median of the rounds' "
        "ratios. Bands and error bars are quartiles.")
-QUICK = "A quick run, which only shows that everything works: its numbers mean nothing."
+QUICK = "This is a quick run, which only shows that everything works: its numbers are meaningless."
 
 
 def findings(part):
@@ -24,7 +24,7 @@ def plot(**one):
 
 
 def facts(results):
-    """(name, text) of what has to be known of all numbers."""
+    """(name, text) pairs that apply to all numbers."""
     yield "machine", machine.label(results["machine"])
     yield "versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     yield "command", results["command"]
@@ -41,19 +41,19 @@ def have_goals(figures):
 
 
 def figures_title(figures):
-    return "What was to be reached" if have_goals(figures) else "Figures"
+    return "Goals" if have_goals(figures) else "Figures"
 
 
 def counts(figures):
     seen = collections.Counter(figure.verdict for figure in figures)
     if not have_goals(figures):
-        return (f"{seen['']} measured, {seen['not measured']} not measured. There are goals for {goals.WHERE} only: they say "
-                "nothing of other machines.")
+        return (f"{seen['']} measured, {seen['not measured']} not measured. Goals exist only for {goals.WHERE}; "
+                "they do not apply to other machines.")
     return ", ".join(f"{seen[verdict]} {verdict}" for verdict in VERDICTS)
 
 
 def got_text(figure):
-    """With as many digits as it takes to see the verdict: 4.998 where 5 was wanted is not 5.00."""
+    """With as many digits as the verdict requires: if the goal is 5, 4.998 is not shown as 5.00."""
     if figure.got is None or not math.isfinite(figure.got):
         return "-" if figure.got is None else str(figure.got)
     texts = [numbers.text(figure.got), *(f"{figure.got:.{digits}g}" for digits in range(4, 17))]
@@ -66,12 +66,12 @@ def wanted_text(figure):
 
 
 def lines_of(table):
-    """The head and the rows, all of the same length."""
+    """The head and the rows, padded to the same length."""
     lines = [table.head, *table.rows]
     width = max(map(len, lines))
     return [[*map(str, line), *[""] * (width - len(line))] for line in lines]
 
 
 def is_words(table, column):
-    """Words begin at the left, numbers end at the right."""
+    """Whether a column contains text, which is left-aligned. Numbers are right-aligned."""
     return column < table.texts or column < len(table.head) and table.head[column] == "fastest"

@@ -1,12 +1,12 @@
-"""Everything as plain text, for the terminal and tables.txt."""
+"""The report as plain text, for the terminal and tables.txt."""
 import itertools
 import textwrap
 
 from report.results import (HOW, QUICK, counts, facts, figures_title, findings, got_text, have_goals, is_words, lines_of,
                             wanted_text)
 
-COLUMNS = 100  # of prose; tables are as wide as they are
-NARROW = 12  # no head is made narrower
+COLUMNS = 100  # width of prose; tables may be wider
+NARROW = 12  # minimum width of a head
 
 
 def tables_text(results):
@@ -32,7 +32,7 @@ def part_blocks(part):
     if part.notes:
         yield "\n".join(prose(note, "note: ") for note in part.notes)
     for failure in part.failures:
-        yield "FAILED: " + failure.replace("\n", "\n        ")  # a program's own lines stay as they are
+        yield "FAILED: " + failure.replace("\n", "\n        ")  # keeps the program's own line breaks
 
 
 def prose(text, first=""):
@@ -41,7 +41,7 @@ def prose(text, first=""):
 
 
 def aligned(table):
-    """A head that is wider than its column takes more lines."""
+    """Wraps heads that are wider than their columns."""
     head_line, *rows = lines_of(table)
     widths = [max([NARROW, *map(len, column)]) for column in zip(*rows)] or [NARROW] * len(head_line)
     heads = [textwrap.wrap(text, width, break_long_words=False) for text, width in zip(head_line, widths)]
@@ -51,7 +51,7 @@ def aligned(table):
 
 
 def columns(lines, words):
-    """`words` says of a column whether it begins at the left."""
+    """`words` returns whether a column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
         yield "  ".join(cell.ljust(width) if words(at) else cell.rjust(width)

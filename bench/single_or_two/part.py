@@ -1,6 +1,6 @@
-"""One process with a batch of 16 against two with 8 each: the experiment that many begin with.
+"""One process with a batch of 16, or two with 8 each: an experiment from PyTorch's tutorials.
 
-The same global batches for all, and the same losses. A process has one core, unless the way says that it has two.
+All variants have the same global batches and losses. A process has one core, unless its way uses two.
 """
 import os
 import statistics
@@ -12,7 +12,7 @@ from training import part as training
 
 NAME = "single_or_two"
 RUN_SECONDS = 300
-ROWS = {"mingpt": 16, "cnn": 64, "mlp": 64}  # of a global batch
+ROWS = {"mingpt": 16, "cnn": 64, "mlp": 64}  # per global batch
 BATCHES = {"mingpt": 21, "cnn": 30, "mlp": 20}
 EXPERIMENT = "mingpt"
 LOCKSTEP = "lockstep"
@@ -24,7 +24,7 @@ WAYS = (ONE, THREADS, REPLICAS, TWO)
 def lockstep_command(settings, way):
     """(command, processes, cores of a process)"""
     program = [os.path.join(settings.build, training.PROGRAM), "--set-to-none"]
-    whole = ["--parts", "2"]  # the batches that two ranks would have
+    whole = ["--parts", "2"]  # the batches of two ranks
     return {ONE: (program + whole + ["--wrap", "none"], 1, 1),
             THREADS: (program + whole + ["--wrap", "none", "--threads", "2"], 1, 2),
             REPLICAS: (program + whole + ["--wrap", "data_parallel", "--threads", "2"], 1, 2),
@@ -51,7 +51,7 @@ def jobs(settings):
 def run(settings, model, variant, way, found):
     command, processes, cores = found
     env = {"OMP_NUM_THREADS": cores, **({} if variant == training.STARTED else ranks.HUGE_PAGES)}
-    # Of two, each is bound by its program; one alone would wander between the cores.
+    # With two processes, the program binds each; a single one would move between the cores.
     cpus = {max(os.sched_getaffinity(0))} if processes == cores == 1 else None
     batches = 2 if settings.quick else BATCHES[model]
     reports = ranks.run_ranks(command + ["--model", model, "--rows", str(ROWS[model] // 2), "--warmup", "1", "--turns",
@@ -67,7 +67,7 @@ def run(settings, model, variant, way, found):
 def measure(settings):
     raw = {"runs": [], "notes": [], "failures": []}
     if not settings.python:
-        raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
+        raw["notes"].append("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch)")
     todo = list(jobs(settings))
     progress = Progress(NAME, settings.rounds)
     for at_round in range(settings.rounds):
@@ -81,7 +81,7 @@ def measure(settings):
                 continue
             losses = right.setdefault(model, one["losses"])
             if difference := training.loss_difference({"losses": [losses]}, {"losses": [one["losses"]]}):
-                raw["failures"].append(f"{model}, {variant}, {way}: refused, {difference}")
+                raw["failures"].append(f"{model}, {variant}, {way}: rejected, {difference}")
                 continue
             raw["runs"].append({"round": at_round, **one})
     return raw
@@ -100,7 +100,7 @@ class Runs:
         return list(self.by_key.get((model, variant, way), {}).values())
 
     def batch_ms(self, model, variant, way):
-        """Of each round; the slowest process counts."""
+        """By round; the slowest process counts."""
         return {at: max(one["batch_ms"]) for at, one in self.by_key.get((model, variant, way), {}).items()}
 
     def gain(self, model, variant, way, base=ONE):
@@ -133,7 +133,8 @@ def ways_table(runs):
                 rows.append([model, way, numbers.with_spread(list(runs.batch_ms(model, LOCKSTEP, way).values())),
                              numbers.text(runs.gain(model, LOCKSTEP, way), "x"), "fastest" if best else ""])
     return Table("Ways of using two cores, in lockstep", ["model", "way", "ms per batch", "speed-up", "fastest"], rows, texts=2,
-                 note="The same global batch in all ways: " + ", ".join(f"{model} {rows}" for model, rows in ROWS.items()) + ".")
+                 note="The same global batch in all ways: "
+                      + ", ".join(f"{model} {rows}" for model, rows in ROWS.items()) + ".")
 
 
 def plot(runs):
@@ -152,6 +153,7 @@ def present(raw):
     runs = Runs(raw)
     return Findings(
         "One process or two",
-        ["The same batches for all, and the same losses. One process on one core takes a batch as a whole; two on two cores take half of it "
-         "each and average their gradients. In lockstep also one process with two threads, and DataParallel."],
+        ["All variants have the same batches and losses. One process on one core processes a whole batch; two on "
+         "two cores process half of it each and average their gradients. For lockstep, also one process with two "
+         "threads, and DataParallel."],
         [experiment_table(runs), ways_table(runs)], [plot(runs)], [], raw["notes"], raw["failures"])

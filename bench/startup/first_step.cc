@@ -1,11 +1,12 @@
-// A small training program, on one rank, that notes when it has come how far: bench/startup/part.py starts it
-// under a launcher, kills a rank of it, and compares with first_step.py, which does the same in Python.
+// A small training program, on one rank, that records the times of its events. bench/startup/part.py starts
+// it under a launcher, kills one of its ranks, and compares it with first_step.py, which does the same in
+// Python.
 //
-// Each rank appends its events to a file of its own, one JSON object a line and one write each, so that
-// nothing of a rank that is killed is lost or torn. Times are those of CLOCK_MONOTONIC, which all processes
-// of a machine share.
+// Each rank appends its events to its own file, one JSON object per line, with one write each, so that no
+// event of a killed rank is lost or incomplete. Times are from CLOCK_MONOTONIC, which all processes of a
+// machine share.
 //
-// One thread; every wait is inside the library and ends with its timeout.
+// One thread. Every wait is inside the library and limited by its timeout.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
@@ -53,8 +54,8 @@ int64_t clock_ns(clockid_t clock) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// When this process was made. The kernel says it in hundredths of a second since the machine was started;
-// here rounded up, so that it is never before the launch.
+// The time at which this process was created. The kernel reports it in hundredths of a second since boot. It
+// is rounded up, so that it is never before the launch.
 int64_t born_ns() {
   std::ifstream file("/proc/self/stat");
   const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -110,7 +111,7 @@ void train(const Options& options, Events& events) {
 
   torch::manual_seed(7);
   torch::nn::Sequential
-      model;  // layer by layer, so that the first gets the first of the random numbers, as in Python
+      model;  // layer by layer, so that the first gets the first random numbers, as in Python
   model->push_back(torch::nn::Linear(kInputs, kHidden));
   model->push_back(torch::nn::ReLU());
   model->push_back(torch::nn::Linear(kHidden, kHidden));
@@ -128,7 +129,7 @@ void train(const Options& options, Events& events) {
     if (at > 0) end = at + options.steps_resumed;
   }
   for (int64_t step = at + 1; step <= end; ++step) {
-    // Numbers of the step and rank alone: a step that is made again must have the same loss again.
+    // Data that depends only on the step and the rank: a repeated step must have the same loss.
     auto numbers = at::make_generator<at::CPUGeneratorImpl>(1000 * step + group->rank());
     const auto input = torch::randn({kBatch, kInputs}, numbers);
     const auto target = torch::randint(kClasses, {kBatch}, numbers, torch::kLong);
@@ -149,14 +150,14 @@ void train(const Options& options, Events& events) {
 int main(int argc, char** argv) {
   const int64_t loaded = now_ns();
   Options options;
-  CLI::App app("Trains a little and notes when it has come how far");
+  CLI::App app("Trains a small model and records the times of its events");
   app.add_option("--backend", options.backend, "auto, gloo or shm")->capture_default_str();
   app.add_option("--events", options.events, "folder for the events of each rank")->required();
-  app.add_option("--snapshots", options.snapshots, "folder to resume from and to save in; none: neither");
+  app.add_option("--snapshots", options.snapshots, "folder to resume from and to save to; default: none");
   app.add_option("--steps", options.steps, "the last step")->capture_default_str();
-  app.add_option("--steps-resumed", options.steps_resumed, "how many more, when resumed")
+  app.add_option("--steps-resumed", options.steps_resumed, "number of steps after a resume")
       ->capture_default_str();
-  app.add_option("--save-every", options.save_every, "steps between two snapshots")
+  app.add_option("--save-every", options.save_every, "steps between snapshots")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

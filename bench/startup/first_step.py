@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A small training program, on one rank, that notes when it has come how far: the peer of first_step.cc.
+"""A small training program, on one rank, that records the times of its events: the counterpart of first_step.cc.
 
-The same model, data, flags and events; first_step.cc says why. It saves and resumes as PyTorch's users do: rank 0
-writes with torch.save, under another name first, and all ranks load the file if it is there.
+It has the same model, data, flags and events; first_step.cc explains them. It saves and resumes as PyTorch's users do:
+rank 0 writes with torch.save, under another name first, and all ranks load the file if it exists.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ BATCH, INPUTS, HIDDEN, CLASSES = 32, 256, 512, 10
 
 
 def born_ns():
-    """When this process was made, rounded up as in first_step.cc."""
+    """The time at which this process was created, rounded up as in first_step.cc."""
     with open("/proc/self/stat", encoding="utf-8") as file:
         ticks = int(file.read().rpartition(")")[2].split()[22 - 3])
     since_boot = (ticks + 1) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
@@ -83,13 +83,13 @@ def train(options, events):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Trains a little and notes when it has come how far")
+    parser = argparse.ArgumentParser(description="Trains a small model and records the times of its events")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--events", required=True, help="folder for the events of each rank")
-    parser.add_argument("--snapshots", help="folder to resume from and to save in; none: neither")
+    parser.add_argument("--snapshots", help="folder to resume from and to save to; default: none")
     parser.add_argument("--steps", type=int, default=3, help="the last step")
-    parser.add_argument("--steps-resumed", type=int, default=10, help="how many more, when resumed")
-    parser.add_argument("--save-every", type=int, default=5, help="steps between two snapshots")
+    parser.add_argument("--steps-resumed", type=int, default=10, help="number of steps after a resume")
+    parser.add_argument("--save-every", type=int, default=5, help="steps between snapshots")
     options = parser.parse_args()
     events = Events(options.events)
     events.say("born", born_ns())

@@ -1,7 +1,7 @@
-"""A job: processes started together, the events that its ranks note, and the moments at which they end.
+"""A job: processes started together, the events that its ranks record, and the times at which they exit.
 
-All moments are nanoseconds of CLOCK_MONOTONIC, the clock of the events. Whatever happens, `with Job(...)` leaves no
-process of the job behind.
+All times are nanoseconds of CLOCK_MONOTONIC, the clock of the events. `with Job(...)` never leaves a process of the
+job running.
 """
 import contextlib
 import glob
@@ -15,23 +15,23 @@ import time
 from kit.ranks import Failure
 
 SECONDS_TO_END = 5  # between SIGTERM and SIGKILL, when a job is stopped
-LOOK_EVERY = 0.02  # seconds between two looks at the events; the ranks have the cores
+LOOK_EVERY = 0.02  # seconds between reads of the events; leaves the cores to the ranks
 
 
 class Job:
-    """`commands` has (command, environment) of each process to start: one launcher, or the ranks themselves. Ranks note
-    their events in `folder`, which is a new one. The job has `seconds` for everything."""
+    """`commands` contains (command, environment) of each process to start: one launcher, or the ranks themselves.
+    Ranks record their events in `folder`, which must be new. `seconds` is the time limit of the whole job."""
 
     def __init__(self, commands, folder, seconds):
         self.folder, self.seconds, self.deadline = folder, seconds, time.monotonic() + seconds
         self.name = " ".join(commands[0][0])
-        self.events, self._read = [], {}  # and how much of each file has been read
+        self.events, self._read = [], {}  # _read: the number of bytes read from each file
         self.processes = []
         self.launch_ns = time.monotonic_ns()
         try:
             for number, (command, env) in enumerate(commands):
                 with open(os.path.join(folder, f"output_{number}"), "w", encoding="utf-8") as output:
-                    # A session of its own: all that comes of it can be found by that. torchrun leaves folders behind.
+                    # Its own session identifies all processes of the job. TMPDIR: torchrun leaves folders behind.
                     self.processes.append(subprocess.Popen(
                         command, env={**env, "TMPDIR": folder}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                         start_new_session=True))
@@ -59,18 +59,18 @@ class Job:
         return Failure(f"{self.name}: {why}\n{self.output().strip()[-2000:]}".strip())
 
     def look(self):
-        """Reads what the ranks have noted since the last look, and returns all events."""
+        """Reads the events recorded since the last call, and returns all events."""
         for path in sorted(glob.glob(os.path.join(self.folder, "rank_*.jsonl"))):
             with open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
-                whole, _, _ = file.read().rpartition(b"\n")  # a line may be on its way
+                whole, _, _ = file.read().rpartition(b"\n")  # the last line may be incomplete
             if whole:
                 self._read[path] = self._read.get(path, 0) + len(whole) + 1
                 self.events += [json.loads(line) for line in whole.split(b"\n")]
         return self.events
 
     def wait_for(self, what, true_of):
-        """Until `true_of` the events."""
+        """Waits until `true_of` is true of the events."""
         while not true_of(self.look()):
             if time.monotonic() > self.deadline:
                 raise self.failure(f"not {what} after {self.seconds} s")
@@ -79,7 +79,8 @@ class Job:
             time.sleep(LOOK_EVERY)
 
     def ends(self, pids):
-        """Waits until the job's processes have ended, and `pids` of what they have started. Returns when, by pid."""
+        """Waits until the job's processes, and `pids` of those that they have started, exit. Returns the times by
+        pid."""
         ended, watched, poll = {}, {}, select.poll()
         with contextlib.ExitStack() as stack:
             for pid in {*pids, *(process.pid for process in self.processes)}:
@@ -105,7 +106,7 @@ class Job:
         return ended
 
     def stop(self):
-        """Ends what is left of the job."""
+        """Stops the remaining processes of the job."""
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()

@@ -1,5 +1,5 @@
-// A program on LibTorch that does nothing but say when it came to main(), by CLOCK_MONOTONIC: what every
-// program on LibTorch takes to start, whatever it does then. bench/startup/part.py shows it beside lockstep.
+// A LibTorch program that only prints the time at which it reached main(), from CLOCK_MONOTONIC: the start-up
+// time of every LibTorch program. bench/startup/part.py compares it with lockstep.
 #include <chrono>
 #include <cstdio>
 #include <unistd.h>
@@ -11,5 +11,5 @@ int main() {
   std::printf("%lld\n",
               static_cast<long long>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
   std::fflush(stdout);
-  ::_exit(at::get_num_threads() > 0 ? 0 : 1);  // a call, so that the linker does not leave LibTorch out
+  ::_exit(at::get_num_threads() > 0 ? 0 : 1);  // a call, so that the linker keeps LibTorch
 }

@@ -1,4 +1,4 @@
-"""Start-up and recovery: launch to the first step, a killed rank to its peers' errors, a killed rank to the next step.
+"""Start-up and recovery: from launch to the first step, from a killed rank to its peers' errors and to the next step.
 
 The same small training program in C++ (first_step.cc) and Python (first_step.py), under `lockstep run` and torchrun.
 """
@@ -25,19 +25,19 @@ TORCHRUN, TUNED = "torchrun + Python", "torchrun + Python, tuned"
 BY_HAND = "PyTorch + Gloo"  # the same program without torchrun
 
 WORLD = 2  # ranks that start and resume
-KILL_WORLD = 4  # so that a rank that is killed has several survivors, who need not all learn of it in the same way
+KILL_WORLD = 4  # so that a killed rank has several survivors, which may detect its death in different ways
 VICTIM = 1
-KILL_AT = 20  # steps that every rank has made before one is killed
-MANY_STEPS = 20000  # more than there is time for
-SECONDS = 90  # for each job
+KILL_AT = 20  # steps of every rank before one is killed
+MANY_STEPS = 20000  # more than can run before the kill
+SECONDS = 90  # limit per job
 
-NOTHING, IMPORT = "LibTorch alone", "PyTorch alone"  # programs that do nothing with them
+NOTHING, IMPORT = "LibTorch alone", "PyTorch alone"  # programs that do nothing
 SAY_WHEN = "import torch, os, time; print(time.monotonic_ns(), flush=True); os._exit(0)"
 
-LAUNCH_STAGES = {"born": "process of the rank is there", "loaded": "libraries loaded", "group": "process group made",
-                 "collective": "first collective done", "step": "first training step done", "ended": "launcher ended"}
-RESUME_STAGES = {"born": "process of the rank is there", "loaded": "libraries loaded", "group": "process group made",
-                 "resumed": "checkpoint loaded", "step": "next training step done", "ended": "launcher ended"}
+LAUNCH_STAGES = {"born": "process of the rank created", "loaded": "libraries loaded", "group": "process group created",
+                 "collective": "first collective done", "step": "first training step done", "ended": "launcher exited"}
+RESUME_STAGES = {"born": "process of the rank created", "loaded": "libraries loaded", "group": "process group created",
+                 "resumed": "checkpoint loaded", "step": "next training step done", "ended": "launcher exited"}
 
 
 @dataclasses.dataclass
@@ -45,16 +45,16 @@ class Variant:
     name: str
     program: typing.List[str]
     launcher: typing.List[str]
-    interpreter: typing.List[str] = dataclasses.field(default_factory=list)  # of both, if they need one
+    interpreter: typing.List[str] = dataclasses.field(default_factory=list)  # of launcher and program, if needed
     environment: typing.Dict[str, str] = dataclasses.field(default_factory=dict)
-    looks_every: float = 0  # seconds between two looks of the launcher at its ranks; 0: it is woken
+    looks_every: float = 0  # seconds between polls of the ranks by the launcher; 0: it is notified
 
     @property
     def is_torchrun(self):
         return self.name in (TORCHRUN, TUNED)
 
     def launched(self, world, flags, restarts=0):
-        """What Job starts: the launcher."""
+        """The command that Job starts: the launcher."""
         if self.is_torchrun:
             how = [f"--nproc_per_node={world}", f"--max_restarts={restarts}", f"--master_port={free_port()}"]
         else:
@@ -63,7 +63,7 @@ class Variant:
                  clean_environment(**self.environment))]
 
     def by_hand(self, world, flags):
-        """What Job starts: the ranks."""
+        """The commands that Job starts: the ranks."""
         port = free_port()
         return [([*self.interpreter, *self.program, *flags],
                  clean_environment(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world,
@@ -88,8 +88,8 @@ def all_variants(settings):
 
 
 def load_alone(command):
-    """Seconds until the libraries of a program that does nothing else are loaded: as many at a time as there are ranks
-    at a launch, with the environment that `lockstep run` gives them."""
+    """Seconds until the libraries of a program that does nothing else are loaded. Starts as many at a time as a
+    launch has ranks, with the environment that `lockstep run` sets."""
     with tempfile.TemporaryDirectory() as folder:
         with Job([(command, clean_environment(OMP_NUM_THREADS=1, **HUGE_PAGES))] * WORLD, folder, SECONDS) as job:
             job.ends([])
@@ -100,7 +100,7 @@ def load_alone(command):
 
 @contextlib.contextmanager
 def job_of(commands_with):
-    """`commands_with` a folder for the events and one for checkpoints."""
+    """Runs `commands_with` a folder for events and one for checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         events, checkpoints = os.path.join(folder, "events"), os.path.join(folder, "checkpoints")
         os.mkdir(events)
@@ -110,7 +110,7 @@ def job_of(commands_with):
 
 
 def of_slowest_rank(events, event, world, attempt=0):
-    """The first such event of each rank, and of these the last one."""
+    """The last of the ranks' first such events."""
     first = {}
     for item in events:
         if item["event"] == event and item["attempt"] == attempt:
@@ -119,7 +119,7 @@ def of_slowest_rank(events, event, world, attempt=0):
 
 
 def stages_since(job, begin_ns, stages, world, attempt=0):
-    """Seconds from `begin_ns` to each stage, on the slowest rank, and to the end of the launcher."""
+    """Seconds from `begin_ns` to each stage on the slowest rank, and to the exit of the launcher."""
     ended = job.ends([])[job.processes[0].pid]
     if job.processes[0].returncode != 0:
         raise job.failure(f"exit status {job.processes[0].returncode}")
@@ -130,13 +130,13 @@ def stages_since(job, begin_ns, stages, world, attempt=0):
             continue
         last = of_slowest_rank(events, stage, world, attempt)
         if last is None:
-            raise job.failure(f"not every rank noted “{stage}”")
+            raise job.failure(f"not every rank recorded “{stage}”")
         result[stage] = (last["ns"] - begin_ns) / 1e9
     return result
 
 
 def launch(variant):
-    """Start, a collective, three steps, end."""
+    """Start, a collective, three steps, exit."""
     with job_of(lambda events, _: variant.launched(WORLD, ["--events", events])) as job:
         result = stages_since(job, job.launch_ns, LAUNCH_STAGES, WORLD)
         result["losses"] = {f"{item['rank']} {item['step']}": item["loss"]
@@ -145,8 +145,8 @@ def launch(variant):
 
 
 def kill_one(job, variant, world, phase):
-    """Kills a rank when all have trained for a while. A launcher that looks at its ranks now and then gets the kill at
-    another `phase` (0 to 1) between two looks each time. Returns when it was killed."""
+    """Kills a rank when all have trained for a while. If the launcher polls its ranks, the kill happens at `phase` (0
+    to 1) between two polls. Returns the time of the kill."""
     job.wait_for(f"training with {world} ranks", lambda events: len(
         {item["rank"] for item in events if item["event"] == "step" and item["step"] >= KILL_AT}) == world)
     time.sleep(variant.looks_every * phase)
@@ -160,7 +160,7 @@ def kill_one(job, variant, world, phase):
 
 
 def lose_a_rank(variant, phase, with_launcher):
-    """A rank is killed: when do the others know, when have they ended, and the launcher, and what is said."""
+    """Kills a rank, and records when the others have an error, when they and the launcher exit, and their messages."""
     def commands(events, _):
         flags = ["--events", events, "--steps", str(MANY_STEPS)]
         return variant.launched(KILL_WORLD, flags) if with_launcher else variant.by_hand(KILL_WORLD, flags)
@@ -183,14 +183,14 @@ def lose_a_rank(variant, phase, with_launcher):
 
 
 def verdict_of_torchrun(output):
-    """Its report of the rank that it saw fail first, as one line."""
+    """Its report of the first rank to fail, as one line."""
     report = output.partition("Root Cause (first observed failure)")[2]
     found = [re.search(rf"^\s*({name})\s*: (.*)$", report, re.MULTILINE) for name in ("rank", "exitcode")]
     return "; ".join(f"{match.group(1)}: {match.group(2).strip()}" for match in found if match)
 
 
 def resume(variant, phase):
-    """A rank is killed, the launcher starts all again, and they go on from the last checkpoint."""
+    """Kills a rank; the launcher restarts all ranks, and they resume from the last checkpoint."""
     def commands(events, checkpoints):
         return variant.launched(
             WORLD, ["--events", events, "--snapshots", checkpoints, "--steps", str(MANY_STEPS)], restarts=1)
@@ -203,12 +203,12 @@ def resume(variant, phase):
 
 
 def check_resumed(job):
-    """All went on from the newest checkpoint; and a step that was made twice had the same loss twice."""
+    """Checks that all ranks resumed from the newest checkpoint, and that repeated steps had the same losses."""
     def steps(event, attempt, rank=None):
         return {item["step"] for item in job.events
                 if item["event"] == event and item["attempt"] == attempt and rank in (None, item["rank"])}
 
-    # Rank 0 writes; it may have been ended between the writing of one more and noting that.
+    # Rank 0 writes. It may have been stopped after writing one more checkpoint and before recording it.
     resumed, saved, made = steps("resumed", 1), max(steps("saved", 0, rank=0)), max(steps("step", 0, rank=0))
     if len(resumed) != 1 or not saved <= max(resumed) <= made:
         raise job.failure(f"resumed from step {sorted(resumed)}; {saved} had been saved, {made} made")
@@ -234,7 +234,7 @@ def measure(settings):
     if settings.python:
         alone.append(Variant(IMPORT, [settings.python, "-c", SAY_WHEN], []))
     else:
-        raw["notes"].append("torchrun and PyTorch are left out: there is no Python with PyTorch here.")
+        raw["notes"].append("torchrun and PyTorch are left out: no Python interpreter has PyTorch.")
     without_launcher = [variant for variant in variants if variant.name != TUNED]
     kinds = [
         ("launch", "launch", variants, lambda variant, phase: launch(variant)),
@@ -245,13 +245,13 @@ def measure(settings):
         ("resume", "kill and resume", variants, resume)]
     progress = Progress(NAME, rounds * sum(len(of_kind) for _, _, of_kind, _ in kinds))
     failed = set()
-    if raw["warm"]:  # the first start reads libraries from the disk
+    if raw["warm"]:  # because the first start reads libraries from the disk
         for variant in variants:
             with contextlib.suppress(Failure):
                 launch(variant)
     for number in range(rounds):
         for kind, what, of_kind, run in kinds:
-            turn = number % len(of_kind)  # each begins a round once
+            turn = number % len(of_kind)  # each variant starts a round once
             for variant in of_kind[turn:] + of_kind[:turn]:
                 name = BY_HAND if kind == "by_hand" and variant.is_torchrun else variant.name
                 progress.step(f"{what}: {name}")
@@ -262,16 +262,16 @@ def measure(settings):
                 try:
                     values[-1] = run(variant, (number + 0.5) / rounds)
                 except Failure as failure:
-                    failed.add((kind, name))  # each of its rounds might take as long as its deadline
+                    failed.add((kind, name))  # do not repeat it: each round could take until its deadline
                     raw["failures"].append(f"{what}, {name}, round {number + 1}: {failure}")
     raw["failures"] += different_losses(raw["launch"])
     return raw
 
 
 def different_losses(launches):
-    """All variants train the same: their losses must agree, or different things were compared."""
+    """All variants train the same model on the same data, so their losses must agree."""
     runs = [(name, value["losses"]) for name, values in launches.items() for value in values if "losses" in value]
-    return [f"{name} and {runs[0][0]} do not train the same: rank and step {key}: {losses.get(key)} and {loss}"
+    return [f"{name} and {runs[0][0]} have different losses: rank and step {key}: {losses.get(key)} and {loss}"
             for name, losses in runs[1:] for key, loss in runs[0][1].items()
             if key not in losses or not close(losses[key], loss)]
 
@@ -280,12 +280,12 @@ def different_losses(launches):
 
 
 def milliseconds(values, key):
-    """By round; None where it was not measured."""
+    """By round; None if it was not measured."""
     return [1e3 * value[key] if value.get(key) is not None else None for value in values]
 
 
 def time_rows(rows, names):
-    """Rows of (what, {variant: milliseconds by round}) as text: the times, the ratios, and who is fastest."""
+    """Rows of (what, {variant: milliseconds by round}) as text: the times, the ratios, and the fastest variant."""
     lines = []
     for what, times in rows:
         medians = {name: middle for name in names if (middle := numbers.median(times.get(name, []))) is not None}
@@ -297,7 +297,7 @@ def time_rows(rows, names):
 
 
 def ratios_of(names):
-    """Which are compared: (above, below, head of the column)."""
+    """The ratios to show: (above, below, head of the column)."""
     pairs = [(TORCHRUN, SHM, "torchrun ÷ shm"), (TORCHRUN, GLOO, "torchrun ÷ Gloo"), (TUNED, SHM, "tuned ÷ shm"),
              (BY_HAND, SHM, "PyTorch ÷ shm"), (BY_HAND, GLOO, "PyTorch ÷ Gloo")]
     return [pair for pair in pairs if pair[0] in names and pair[1] in names]
@@ -322,9 +322,9 @@ def alone_table(alone, launch_values, world):
     return Table(
         "What no launcher can shorten",
         ["program", "ms until its libraries are loaded", "torchrun's first collective ÷ this"], rows,
-        f"{world} at a time, with the environment that `lockstep run` gives: a program that only links LibTorch, up to its "
-        "main(), and a Python program that only imports torch. The last column is what a library on LibTorch would reach "
-        "that takes no time at all.")
+        f"{world} at a time, with the environment that `lockstep run` sets: a program that only links LibTorch, "
+        "until its main(), and a Python program that only imports torch. The last column is the factor that a "
+        "library on LibTorch would reach if it took no time itself.")
 
 
 def stage_plot(title, values, stages, begin, note):
@@ -341,28 +341,28 @@ def stage_plot(title, values, stages, begin, note):
 
 
 def loss_rows(values, with_launcher):
-    """When the survivors of a killed rank knew, and when all was over."""
+    """When the survivors of a killed rank had their errors, and when everything had exited."""
     def of_survivors(pick, moments):
         return {name: [1e3 * pick(times) if one.get("ends") and (times := moments(one)) else None for one in rounds]
                 for name, rounds in values.items()}
 
     def known(one):
-        """None when a survivor ended without an error and no launcher was there to end it."""
+        """None if a survivor exited without an error and there was no launcher to stop it."""
         if not with_launcher and len(one["errors"]) < len(one["ends"]):
             return None
         return [one["errors"].get(rank, {"seconds": end})["seconds"] for rank, end in one["ends"].items()]
 
-    has = "has its error, or was ended" if with_launcher else "has its error"
+    has = "has its error, or was stopped" if with_launcher else "has its error"
     rows = [(f"first survivor {has}", of_survivors(min, known)), (f"last survivor {has}", of_survivors(max, known)),
-            ("last survivor ended", of_survivors(max, lambda one: one["ends"].values()))]
+            ("last survivor exited", of_survivors(max, lambda one: one["ends"].values()))]
     if with_launcher:
         ended = {name: milliseconds(rounds, "launcher_ended") for name, rounds in values.items()}
-        rows.append(("launcher ended", ended))
+        rows.append(("launcher exited", ended))
     return rows
 
 
 def word_rows(values, with_launcher):
-    """What users read: how many survivors came to an error of their own, and the first line of it."""
+    """The messages that users see: the number of survivors with their own error, and its first line."""
     rows = []
     for name, rounds in values.items():
         rounds = [one for one in rounds if one.get("ends")]
@@ -371,7 +371,7 @@ def word_rows(values, with_launcher):
         texts = [item["text"] for one in rounds for item in one.get("errors", {}).values()]
         launcher = "torchrun" if name in (TORCHRUN, TUNED) else "lockstep run"
         survivors = sum(len(one["ends"]) for one in rounds)
-        how = f"ended by {launcher}" if with_launcher else "ended without one"
+        how = f"stopped by {launcher}" if with_launcher else "exited without one"
         rest = f"; {survivors - len(texts)} {how}" if len(texts) < survivors else ""
         rows.append([name if with_launcher else f"{name}, no launcher", f"survivors: {len(texts)} errors{rest}",
                      share(texts, rf"\brank {VICTIM}\b"), first_line(texts)])
@@ -382,7 +382,7 @@ def word_rows(values, with_launcher):
 
 
 def share(texts, pattern):
-    """How many of them have it, in their first line."""
+    """How many of the texts contain the pattern in their first line."""
     return f"{sum(bool(re.search(pattern, first_line([text]))) for text in texts)} of {len(texts)}" if texts else "-"
 
 
@@ -392,14 +392,15 @@ def first_line(texts):
 
 
 ABOUT = [
-    "One small training program (an MLP of 0.4 M parameters, SGD with momentum), written with lockstep in C++ and with "
-    "PyTorch in Python: the same weights, data and losses. Every time is that of the slowest rank, in ms: the median "
-    "over the rounds, its quartiles in brackets. Ratios are medians of the rounds' ratios; above 1 lockstep is faster.",
-    "lockstep runs under `lockstep run`, Python under torchrun as users start it, which looks at its ranks every 5 s; "
-    "“tuned” is torchrun with --monitor_interval=0.1. Both launchers give each rank one thread. The kill comes at "
-    "another moment between two looks of torchrun in each round.",
+    "One small training program (an MLP of 0.4 M parameters, SGD with momentum), written with lockstep in C++ and "
+    "with PyTorch in Python: the same weights, data and losses. Every time is that of the slowest rank, in ms: the "
+    "median over the rounds, with quartiles in brackets. Ratios are medians of the rounds' ratios; above 1, "
+    "lockstep is faster.",
+    "lockstep runs under `lockstep run`, Python under torchrun with its defaults, which polls its ranks every 5 s; "
+    "“tuned” is torchrun with --monitor_interval=0.1. Both launchers give each rank one thread. In each round, the "
+    "kill happens at another moment between two polls of torchrun.",
 ]
-WARM = "Every variant was started once before, so that its files are in memory."
+WARM = "Every variant was started once before the measurement, so that its files are in memory."
 
 
 def present(raw):
@@ -410,41 +411,41 @@ def present(raw):
     findings = Findings("Start-up and recovery", about, notes=list(raw.get("notes", [])),
                         failures=list(raw.get("failures", [])))
     if launch_values:
-        title = f"From the launch on, {world} ranks"
+        title = f"Start-up, {world} ranks"
         findings.tables.append(time_table(
             title, "ms from the launch until", stage_rows(launch_values, LAUNCH_STAGES), list(launch_values),
-            "The process of a rank is dated by the kernel, in hundredths of a second, rounded up. A C++ program loads "
-            "its libraries before main(), a Python program by import."))
+            "The kernel records the creation of a process in hundredths of a second, rounded up here. A C++ "
+            "program loads its libraries before main(), a Python program by import."))
         findings.plots.append(stage_plot(title, launch_values, LAUNCH_STAGES, "the launch",
-                                         "Until the slowest rank has come so far."))
+                                         "Until the slowest rank reaches the stage."))
     if alone:
         findings.tables.append(alone_table(alone, launch_values, world))
     if by_hand:
         findings.tables.append(time_table(
             f"kill -9 of one of {kill_world} ranks, no launcher", "ms from the kill until", loss_rows(by_hand, False),
-            list(by_hand), "The ranks were started one by one: what the libraries do by themselves."))
+            list(by_hand), "The ranks were started one by one: shows what the libraries do without a launcher."))
     if launched:
         findings.tables.append(time_table(
             f"kill -9 of one of {kill_world} ranks, under the launcher", "ms from the kill until",
             loss_rows(launched, True), list(launched),
-            "A survivor that its launcher ended before it had an error of its own counts with the moment of its end: "
-            "the next table says how many those are."))
+            "If the launcher stopped a survivor before it had its own error, the time of its exit counts; the next "
+            "table shows how many these are."))
     words = word_rows(by_hand, False) + word_rows(launched, True)
     if words:
         findings.tables.append(Table(
-            f"What is said of rank {VICTIM}, which was killed",
-            ["variant", "who says it", f"names rank {VICTIM}", "first line"], words,
-            "Counted over all survivors and rounds; the line is the first of them. Of torchrun's report it is the rank "
-            "that it observed to fail first.", texts=4))
+            f"Messages about rank {VICTIM}, which was killed",
+            ["variant", "source", f"names rank {VICTIM}", "first line"], words,
+            "Counted over all survivors and rounds; the line is the first of them. For torchrun's report, it is "
+            "the rank that it reports as the first to fail.", texts=4))
     if resumed:
         title = f"kill -9 of one of {world} ranks to the next training step"
         findings.tables.append(time_table(
             title, "ms from the kill until", stage_rows(resumed, RESUME_STAGES), list(resumed),
-            "One restart allowed, a checkpoint every 5 steps: lockstep's snapshots, synced to the disk; torch.save by "
-            "rank 0, not synced. It was checked that the training went on from the newest checkpoint, and that steps "
-            "made again had the same losses again."))
+            "With one restart and a checkpoint every 5 steps: lockstep's snapshots, synced to the disk; torch.save "
+            "by rank 0, not synced. The benchmark checks that the training resumed from the newest checkpoint, and "
+            "that repeated steps had the same losses."))
         findings.plots.append(stage_plot(title, resumed, RESUME_STAGES, "the kill",
-                                         "Until the slowest rank has come so far, after the restart."))
+                                         "Until the slowest rank reaches the stage, after the restart."))
     theirs, ours = (milliseconds(launch_values.get(name, []), "collective") for name in (TORCHRUN, SHM))
     findings.figures.append(Figure(f"launch to the first collective, {world} ranks, {SHM}", "x torchrun + Python",
                                    numbers.ratio_of_rounds(theirs, ours), 5))

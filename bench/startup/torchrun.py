@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""torchrun, with one function repaired: Debian 12's fails under Python 3.11, where iterating over a flag leaves out its
-zero member, so that Std.from_str("0") gives None."""
+"""torchrun with one function fixed. Debian 12's fails under Python 3.11, where iterating over a flag skips its zero
+member, so that Std.from_str("0") returns None."""
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.run import main
 

@@ -1,9 +1,9 @@
-// The models of `make bench` and their data. models.py holds the same: the same operations in the same order,
-// the same initial weights, the same batches, so that both sides must see the same losses.
+// The models of `make bench` and their data. models.py contains the same operations in the same order, the
+// same initial weights and the same batches, so both sides must compute the same losses.
 //
-// Numbers come from a hash of a name and an index, not from a random generator, whose order of calls both
-// sides would have to keep. Every step has its own batch of noise: a model that has learned its data has
-// gradients that vanish, and arithmetic on numbers near zero is slow.
+// Numbers are computed from a hash of a name and an index. With a random generator, both sides would have to
+// make its calls in the same order. Every step has its own batch of noise: once a model has learned its data,
+// its gradients vanish, and arithmetic on numbers near zero is slow.
 //
 // Not thread-safe. Nothing here communicates.
 #pragma once
@@ -31,7 +31,7 @@ inline uint32_t key_of(std::string_view name) {
   return key;
 }
 
-// 24 bits, which a float holds exactly.
+// 24 bits, which a float represents exactly.
 inline uint32_t bits_at(uint32_t key, uint32_t index) {
   uint32_t x = key + index * 2654435769;
   x = (x ^ (x >> 15)) * 1234567891;
@@ -39,7 +39,7 @@ inline uint32_t bits_at(uint32_t key, uint32_t index) {
   return (x ^ (x >> 16)) >> 8;
 }
 
-// Even between -bound and bound.
+// Uniform between -bound and bound.
 inline at::Tensor noise(at::IntArrayRef sizes, std::string_view name, double bound) {
   auto tensor = torch::empty(sizes);
   const uint32_t key = key_of(name);
@@ -66,8 +66,8 @@ struct Batch {
 
 struct Model : torch::nn::Module {
   virtual at::Tensor forward(at::Tensor input) = 0;
-  virtual int64_t usual_rows() const = 0;  // of a rank's batch
-  // `name` tells one batch from another.
+  virtual int64_t usual_rows() const = 0;  // rows of a rank's batch
+  // `name` identifies the batch.
   virtual Batch batch(const std::string& name, int64_t rows) const = 0;
   virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const {
     return torch::cross_entropy_loss(output, target);
@@ -148,7 +148,7 @@ struct GptBlock : torch::nn::Module {
     return x + down->forward(torch::gelu(up->forward(norm2->forward(x))));
   }
 
-  // LibTorch's own would take another path in each of its versions and languages.
+  // LibTorch's own implementation differs between versions and languages.
   at::Tensor attention(const at::Tensor& x, const at::Tensor& future) {
     constexpr int64_t kHead = kWidth / kHeads;
     const auto heads =
@@ -167,7 +167,7 @@ struct Gpt : Copyable<Gpt> {
   std::vector<std::shared_ptr<GptBlock>> blocks;
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear head{nullptr};
-  // Not a buffer: DDP would broadcast it at every step.
+  // Not a buffer, because DDP would broadcast it in every step.
   at::Tensor future = torch::ones({kSequence, kSequence}, torch::kBool).triu(1);
 
   Gpt() {
@@ -189,7 +189,7 @@ struct Gpt : Copyable<Gpt> {
   }
 };
 
-// The model of examples/mingpt, as "mini": as wide and deep as the one above, with shorter texts.
+// The model of examples/mingpt in the size "mini": as wide and deep as the one above, with a shorter context.
 struct MinGpt : Copyable<MinGpt> {
   static constexpr int64_t kContext = 64;
   std::shared_ptr<mingpt::Gpt> gpt{register_module(
@@ -253,7 +253,7 @@ struct ResNet : Copyable<ResNet> {
   }
 };
 
-// Eight square layers that have `parameters` together, for what grows with them.
+// Eight square layers with `parameters` parameters in total, to measure growth.
 struct Stack : Model {
   static constexpr int kLayers = 8;
   int64_t width;
@@ -280,7 +280,7 @@ struct Stack : Model {
   }
 };
 
-// Matrices keep the size of what goes through them and a ReLU; norms begin as the identity.
+// Matrices preserve the magnitude of activations through a ReLU; norms start as the identity.
 inline void initialise(Model& model) {
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
@@ -295,7 +295,7 @@ inline void initialise(Model& model) {
 }
 
 inline std::shared_ptr<Model> make_model(const std::string& name) {
-  constexpr std::string_view kStack = "stack-";  // and a number of parameters
+  constexpr std::string_view kStack = "stack-";  // followed by a number of parameters
   std::shared_ptr<Model> model;
   if (name == "cnn") model = std::make_shared<Cnn>();
   if (name == "gpt") model = std::make_shared<Gpt>();

@@ -1,4 +1,4 @@
-"""The models of `make bench` and their data, as PyTorch has them: those of models.h, which says why they are so."""
+"""The models of `make bench` and their data in PyTorch, the same as in models.h, which explains them."""
 import math
 
 import torch
@@ -17,11 +17,11 @@ def key_of(name):
     return key
 
 
-PIECE = 1 << 15  # a large tensor is made in pieces, so that this does not count as memory that training needs
+PIECE = 1 << 15  # large tensors are filled in pieces, so that this does not add to the peak memory
 
 
 def bits(begin, end, name):
-    """24 bits for each element, which a float holds exactly."""
+    """24 bits per element, which a float represents exactly."""
     x = (torch.arange(begin, end) * 2654435769 + key_of(name)) & WORD
     x = ((x ^ (x >> 15)) * 1234567891) & WORD
     x = ((x ^ (x >> 13)) * 987654319) & WORD
@@ -240,7 +240,7 @@ class ResNet(nn.Module):
 
 
 class Stack(nn.Module):
-    """Eight square layers that have `parameters` together, for what grows with them."""
+    """Eight square layers with `parameters` parameters in total, to measure growth."""
 
     def __init__(self, parameters):
         super().__init__()
@@ -263,7 +263,7 @@ class Stack(nn.Module):
 
 
 MODELS = {"cnn": Cnn, "gpt": Gpt, "mlp": Mlp, "mingpt": MinGpt, "resnet": ResNet}
-STACK = "stack-"  # and a number of parameters
+STACK = "stack-"  # followed by a number of parameters
 
 
 def make_model(name):

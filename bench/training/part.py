@@ -1,8 +1,10 @@
-"""Training steps: lockstep's DistributedDataParallel and DataParallel beside PyTorch's DistributedDataParallel over Gloo.
+"""Training steps: lockstep's DistributedDataParallel and DataParallel compared with PyTorch's DistributedDataParallel
+over Gloo.
 
-All variants follow each other in an order that changes, again and again, so that what else the machine does hits all
-alike; within a program the kinds of step take turns (train_step.cc says which, and why). A step's time is that of its
-slowest rank, a run's the median over its steps. All see the same weights and the same data: a run whose losses are not PyTorch's is refused.
+The variants run one after another, repeatedly and in a changing order, so that other activity of the machine affects
+all of them equally. Within a program, the kinds of step alternate (train_step.cc explains them). The time of a step
+is that of its slowest rank, and the time of a run is the median over its steps. All variants have the same weights
+and data: a run is rejected if its losses differ from PyTorch's.
 """
 import os
 import statistics
@@ -14,8 +16,8 @@ from kit.progress import Progress
 NAME = "training"
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = "bench/training/bench_train_step"
-RUN_SECONDS = 300  # one program; it takes a small part of it
-LOSS_STEPS, LOSS_TOLERANCE = 4, 1e-4  # relative; Adam makes much of what rounding does to small gradients
+RUN_SECONDS = 300  # limit for one program, which takes much less
+LOSS_STEPS, LOSS_TOLERANCE = 4, 1e-4  # relative; Adam amplifies rounding in small gradients
 
 MODELS = {"cnn": "CNN: 2 convolutions, 2 linear layers, 28x28, batch 32 per rank",
           "gpt": "GPT: 6 layers, 192 wide, 6 heads, 128 tokens, batch 8 per rank",
@@ -26,10 +28,10 @@ WORLDS = (1, 2, 4)
 TURNS = {"cnn": 16, "gpt": 6, "mlp": 10, "mingpt": 12, "resnet": 5}  # of each kind; half with more ranks than cores
 
 STARTED, TUNED = "PyTorch + Gloo, as started", "PyTorch + Gloo, tuned alike"
-HELPED = "PyTorch + Gloo, tuned, Gloo helped"  # as lockstep helps it (src/compat/gloo.cc)
+HELPED = "PyTorch + Gloo, tuned, Gloo helped"  # as lockstep does (src/compat/gloo.cc)
 GLOO, SHM, REPLICAS = "lockstep + gloo", "lockstep + shm", "lockstep DataParallel"
 VARIANTS = (STARTED, TUNED, HELPED, GLOO, SHM, REPLICAS)
-RANKED = VARIANTS[:-1]  # those that have ranks
+RANKED = VARIANTS[:-1]  # those with several ranks
 
 LEAST = {(TUNED, "cnn"): 1.08, (TUNED, "gpt"): 1.04, (TUNED, "mlp"): 1.25, (STARTED, "cnn"): 1.25, (STARTED, "mlp"): 1.6}
 
@@ -38,10 +40,10 @@ LEAST = {(TUNED, "cnn"): 1.08, (TUNED, "gpt"): 1.04, (TUNED, "mlp"): 1.25, (STAR
 
 
 def command_of(settings, variant, world):
-    """(command, ranks, environment); nothing where the variant cannot run."""
+    """(command, ranks, environment), or None if the variant cannot run."""
     program = [os.path.join(settings.build, PROGRAM), "--set-to-none"]
     pytorch = [settings.python, os.path.join(HERE, "pytorch.py"), "--set-to-none"]
-    one_thread = {"OMP_NUM_THREADS": 1}  # as torchrun has it, and lockstep with as many ranks as cores
+    one_thread = {"OMP_NUM_THREADS": 1}  # as torchrun sets it, and lockstep with as many ranks as cores
     if variant in (STARTED, TUNED, HELPED) and not settings.python:
         return None
     if variant == STARTED:
@@ -57,22 +59,22 @@ def command_of(settings, variant, world):
 
 
 def variants_of(world):
-    """Alone there is nobody to talk to: the backends are the same, and so are one replica and the bare module. Help for
-    Gloo is shown where the figures are set."""
+    """With one rank, the backends are the same, and so are one replica and the bare module. Gloo is helped only with
+    the number of ranks that has goals."""
     if world == 1:
         return [STARTED, TUNED, SHM]
     return [variant for variant in VARIANTS if world == 2 or variant != HELPED]
 
 
 def run_variant(settings, model, variant, world):
-    """What one run has to say, in medians; nothing where the variant cannot run."""
+    """The medians of one run, or None if the variant cannot run."""
     found = command_of(settings, variant, world)
     if not found:
         return None
     command, processes, env = found
     cores = sorted(os.sched_getaffinity(0))
     turns = 1 if settings.quick else max(2, TURNS[model] // (2 if world > len(cores) else 1))
-    # A rank of many is bound by its program; one alone would wander between the cores.
+    # With several ranks, the program binds each; a single one would move between the cores.
     cpus = {cores[-1]} if world == 1 and variant != STARTED else None
     reports = ranks.run_ranks(command + ["--model", model, "--loss-steps", str(LOSS_STEPS), "--warmup", "1",
                                          "--turns", str(turns)], processes, RUN_SECONDS, env, cpus)
@@ -83,7 +85,7 @@ def summary(reports):
     first = reports[0]
     return {"times_ms": {kind: statistics.median(max(times) for times in zip(*(rank["times_ms"][kind] for rank in reports)))
                          for kind in first["times_ms"]},
-            # Of all ranks together.
+            # The sum over all ranks.
             "cpu_ms": {kind: sum(statistics.median(rank["cpu_ms"][kind]) for rank in reports) for kind in first["cpu_ms"]},
             "peak_mib": max(rank["peak_mib"] for rank in reports), "share_mib": max(rank["share_mib"] for rank in reports),
             "parameters": first["parameters"], "rows": first["rows"], "buckets": first["buckets"],
@@ -91,25 +93,26 @@ def summary(reports):
 
 
 def loss_difference(right, other):
-    """In words, or nothing. One process that takes the batches of all ranks sees the mean of their losses."""
+    """A description of the first difference, or None. One process with the batches of all ranks has the mean of their
+    losses."""
     if len(right["losses"]) != len(other["losses"]):
         right = {"losses": [[statistics.fmean(step) for step in zip(*right["losses"])]]}
     for rank, (ours, theirs) in enumerate(zip(right["losses"], other["losses"])):
         for step, (a, b) in enumerate(zip(ours, theirs)):
-            if not abs(a - b) <= LOSS_TOLERANCE * abs(a):  # also when one is not a number
+            if not abs(a - b) <= LOSS_TOLERANCE * abs(a):  # also if one is NaN
                 return f"rank {rank}, step {step}: the loss is {b:.8g} instead of {a:.8g}"
     return None
 
 
 def alternations_of(settings, world):
-    """How often all variants follow each other in a round: where the figures are set, twice."""
+    """The number of alternations of all variants per round: two with the number of ranks that has goals."""
     return 2 if world == 2 and not settings.quick else 1
 
 
 def measure(settings):
     raw = {"cores": len(os.sched_getaffinity(0)), "models": settings.models, "runs": [], "notes": [], "failures": []}
     if not settings.python:
-        raw["notes"].append("PyTorch is left out: no interpreter has it (apt-get install python3-torch)")
+        raw["notes"].append("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch)")
     in_round = len(settings.models) * sum(alternations_of(settings, world) for world in settings.worlds)
     progress = Progress(NAME, settings.rounds * in_round)
     for at_round in range(settings.rounds):
@@ -118,13 +121,14 @@ def measure(settings):
                 for more in range(alternations_of(settings, world)):
                     ranks_text = f"{world} rank{'s' * (world > 1)}"
                     progress.step(f"round {at_round + 1} of {settings.rounds}, {model}, {ranks_text}")
-                    # The first of each round have the rounds' own numbers, so that worlds can be compared by them.
+                    # The first alternation has the number of its round, so that worlds can be compared by round.
                     measure_all(settings, raw, at_round + more * settings.rounds, model, world)
     return raw
 
 
 def measure_all(settings, raw, alternation, model, world):
-    """All variants of one model in one world, one after the other; each alternation begins with another one."""
+    """Runs all variants of one model and world size, one after another. Each alternation starts with another
+    variant."""
     variants = variants_of(world)
     first = alternation % len(variants)
     found = {}
@@ -134,10 +138,10 @@ def measure_all(settings, raw, alternation, model, world):
         except ranks.Failure as failure:
             raw["failures"].append(f"{model}, {world} ranks, {variant}: {failure}")
     found = {variant: found[variant] for variant in variants if found.get(variant)}
-    right = next(iter(found.values()), None)  # what the others are held against
+    right = next(iter(found.values()), None)  # the reference for the others
     for variant, run in found.items():
         if difference := loss_difference(right, run):
-            raw["failures"].append(f"{model}, {world} ranks, {variant}: refused, {difference}")
+            raw["failures"].append(f"{model}, {world} ranks, {variant}: rejected, {difference}")
             continue
         raw["runs"].append({"round": alternation, "model": model, "world": world, "variant": variant, **run})
 
@@ -163,19 +167,19 @@ class Runs:
         return [variant for variant in VARIANTS if (model, world, variant) in self.by_key]
 
     def values(self, model, world, variant, value):
-        """One for each round; None where there is none."""
+        """One value per round; None if it is missing."""
         rounds = self.by_key.get((model, world, variant), {})
         return [value(rounds[at]) if at in rounds else None for at in range(self.rounds)]
 
     def has_alone(self):
-        """What scaling is measured by; a run of chosen worlds may lack it."""
+        """Whether there is a run with one rank, the reference for scaling; a selection of worlds may lack it."""
         return any(key[1] == 1 for key in self.by_key)
 
     def any(self, model):
         return next(run for run in self.raw["runs"] if run["model"] == model)
 
     def faster(self, model, world, variant, peer):
-        """How many times `peer`'s throughput `variant` has."""
+        """The throughput of `variant` relative to `peer`."""
         return numbers.ratio_of_rounds(self.values(model, world, peer, step_ms),
                                        self.values(model, world, variant, step_ms))
 
@@ -186,7 +190,7 @@ class Runs:
         return numbers.median(self.values(model, world, variant, cost))
 
     def efficiency(self, model, world, variant, strong):
-        """Throughput over that of one rank alone, times the cores that the ranks can have."""
+        """The throughput divided by that of one rank, and by the number of cores that the ranks can use."""
         alone = self.values(model, 1, {STARTED: STARTED, TUNED: TUNED, HELPED: TUNED}.get(variant, SHM), step_ms)
         if not strong:
             rows = 1
@@ -199,7 +203,7 @@ class Runs:
 
 
 def step_ms(run):
-    """The step that trains: of all ranks, gradients averaged."""
+    """The time of a training step, with gradients averaged over all ranks."""
     times = run["times_ms"]
     return times.get("sync") or times.get("wrapped") or times["step"]
 
@@ -249,8 +253,9 @@ def scaling_table(runs):
                                                 for strong in (True, False) for world in WORLDS[1:]])
     return Table("Scaling efficiency", ["model", "variant"] + [f"{kind}, {world} ranks" for kind in ("strong", "weak")
                                                                for world in WORLDS[1:]], rows, texts=2,
-                 note="Throughput over that of the same program alone on one core, divided by the cores that the ranks have "
-                      f"(at most {runs.cores} here). Strong: the ranks share one batch; weak: each has a batch of its own.")
+                 note="Throughput relative to the same program with one rank on one core, divided by the cores "
+                      f"that the ranks have (at most {runs.cores} here). Strong: the ranks share one batch; weak: "
+                      "each has its own batch.")
 
 
 def share(value):
@@ -258,7 +263,7 @@ def share(value):
 
 
 def bars(runs, title, y, value, variants=VARIANTS, world=2, note=""):
-    """One group for each model."""
+    """One group per model."""
     series = []
     for variant in variants:
         models = [model for model in runs.models() if variant in runs.variants(model, world)]
@@ -286,7 +291,7 @@ def throughput_plot(runs, model):
 
 
 def figures(runs):
-    wanted = runs.raw["models"]  # also those that failed: they were not measured
+    wanted = runs.raw["models"]  # also those that failed, which count as not measured
     for (peer, model), least in LEAST.items():
         if model in wanted:
             yield Figure(f"{model}, 2 ranks, lockstep + shm, training throughput", f"x {peer}",
@@ -310,26 +315,29 @@ def present(raw):
         time = peer.get((run["model"], run["round"]))
         return time and time / step_ms(run)
     plots = [
-        bars(runs, "Training throughput of two ranks, beside PyTorch tuned alike", "times PyTorch + Gloo, tuned alike",
-             relative),
+        bars(runs, "Training throughput of two ranks, relative to PyTorch tuned alike",
+             "times PyTorch + Gloo, tuned alike", relative),
         bars(runs, "What averaging the gradients adds to a step, two ranks", "% over a step under no_sync",
              lambda run: 100 * (run["times_ms"]["sync"] / run["times_ms"]["local"] - 1)
              if "sync" in run["times_ms"] else None, RANKED),
         bars(runs, "Memory of a rank, two ranks", "MiB", lambda run: run["share_mib"], RANKED,
-             note="What the ranks share is divided among them, so that the sum is what the machine has to give."),
+             note="Shared memory is divided among the ranks that share it, so that the sum is what the machine "
+                  "needs."),
         *(throughput_plot(runs, model) for model in runs.models() if len(runs.worlds(model)) > 1)]
     return Findings(
         "Training step",
-        ["The same weights, the same batches, Adam, one thread for each rank, gradients dropped between steps; a run whose "
-         f"first {LOSS_STEPS} losses are not PyTorch's (within {LOSS_TOLERANCE:g}) is refused.",
-         f"{STARTED}: as torchrun starts it. {TUNED}: with all that lockstep does for its ranks: each bound to a core, heap "
-         "kept, huge pages, gradients as views of buckets. Gloo helped: and its threads do not take the CPU from each other, which no setting "
-         "of PyTorch's does (lockstep + gloo always has it).",
-         "In each round all variants follow each other once, with two ranks, where the figures are set, twice, each time in "
-         "another order. step ms: median over these alternations, with their quartiles; x tuned, x started: throughput over PyTorch's; over no_sync, over "
-         "barrier: what averaging adds to a step under no_sync, and to one with a bare barrier after backward (of one rank: the "
-         "wrapper over the bare module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: "
-         "what of it is its own, with shared pages divided among those who share.",
-         "DataParallel: one process, a replica for each rank, and the batches of all ranks in one."],
+        ["The same weights, the same batches, Adam, one thread per rank, gradients set to none between steps. A "
+         f"run is rejected if one of its first {LOSS_STEPS} losses differs from PyTorch's by more than "
+         f"{LOSS_TOLERANCE:g} (relative).",
+         f"{STARTED}: as torchrun starts it. {TUNED}: with lockstep's tuning: each rank bound to a core, freed "
+         "memory kept, huge pages, gradients as views of buckets. Gloo helped: its threads also do not preempt "
+         "each other; PyTorch has no setting for this (lockstep + gloo always does it).",
+         "In each round, all variants run once, and with two ranks, for which goals are set, twice, each time in "
+         "another order. step ms: median over these alternations, with their quartiles; x tuned, x started: "
+         "throughput relative to PyTorch's; over no_sync, over barrier: what averaging adds to a step under "
+         "no_sync, and to one with a bare barrier after backward (with one rank: the wrapper over the bare "
+         "module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: the same "
+         "with shared pages divided among the ranks that share them.",
+         "DataParallel: one process, one replica per rank, and the combined batches of all ranks."],
         [model_table(runs, model) for model in runs.models()] + ([scaling_table(runs)] if runs.has_alone() else []), plots,
         list(figures(runs)), raw["notes"], raw["failures"])

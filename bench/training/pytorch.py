@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a training step costs with PyTorch's DistributedDataParallel, on one rank: the peer of train_step.cc.
+"""Measures a training step with PyTorch's DistributedDataParallel, on one rank: the counterpart of train_step.cc.
 
-The same models, weights, batches, kinds of step, flags and JSON; train_step.cc says why. With --tuned this side does for
-itself what lockstep does for its ranks: each is bound to a core of its own, and the heap is kept. Without, it is as its
-users start it. With --patient, Gloo's threads are, too (src/compat/gloo.cc).
+It has the same models, weights, batches, kinds of step, flags and JSON; train_step.cc explains them. With --tuned, it
+applies lockstep's tuning: each rank is bound to its own core, and freed memory is kept. Without it, PyTorch runs as
+users start it. With --patient, Gloo's threads are also scheduled as lockstep does (src/compat/gloo.cc).
 """
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 
 def tune():
-    """Before PyTorch is loaded, whose threads inherit the core."""
+    """Must run before PyTorch is loaded, whose threads inherit the core."""
     cpus = sorted(os.sched_getaffinity(0))
     if 1 < WORLD <= len(cpus):
         os.sched_setaffinity(0, {cpus[RANK]})
@@ -81,20 +81,21 @@ class Trainer:
 
 
 def gradient_memory(model):
-    """The memory that gradients live in: the pieces' bytes. As many as there are buckets when it is theirs."""
+    """The sizes in bytes of the blocks that contain gradients. If these are the buckets, there is one block per
+    bucket."""
     storages = [parameter.grad.storage() for parameter in model.parameters() if parameter.grad is not None]
     return list({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def bucket_sizes(ddp):
-    """In bytes, as DDP's own log has them: of the plan that is in use."""
+    """The bucket sizes of the current plan in bytes, from DDP's own log."""
     log = ddp._get_ddp_logging_data()
     text = log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or ""
     return [int(size) for size in str(text).split(",") if size.strip()]
 
 
 def own_mib(file, field):
-    """`field` of a file in /proc/self that gives it in kB."""
+    """Returns `field` of a file in /proc/self, which contains it in kB."""
     with open(f"/proc/self/{file}", encoding="utf-8") as status:
         for line in status:
             if line.startswith(field + ":"):
@@ -103,14 +104,15 @@ def own_mib(file, field):
 
 
 def order_of(kinds, turn):
-    """Each turn begins with another kind, every other one goes backwards: none always follows the same."""
+    """Each turn starts with another kind, and every other turn is reversed, so that no kind always follows the same
+    one."""
     first = turn % len(kinds)
     order = kinds[first:] + kinds[:first]
     return order[::-1] if turn % 2 else order
 
 
 def connect(options):
-    """Threads inherit the policy. Here it reaches Gloo's workers, too: Python cannot tell them apart."""
+    """Threads inherit the policy. Here it also applies to Gloo's workers, because Python cannot distinguish them."""
     if options.patient:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group(options.backend, timeout=datetime.timedelta(minutes=2))
@@ -146,7 +148,7 @@ def run(options):
                 cpu.setdefault(kind, []).append(cost.cpu)
     dist.barrier()
     share_mib = own_mib("smaps_rollup", "Pss")
-    dist.barrier()  # nobody ends while others look at what they share with it
+    dist.barrier()  # no rank exits while others measure the memory that they share with it
 
     parameters = list(trainer.model.parameters())
     return {
@@ -155,7 +157,7 @@ def run(options):
         "parameters": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         "gradient_bytes": sum(gradients), "gradient_pieces": len(gradients),
-        # DDP's log lags behind; views tell.
+        # DDP's log is delayed; with views, the gradients show it.
         "bucket_bytes": sum(buckets), "buckets": len(gradients) if options.bucket_view else len(buckets),
         "losses": losses, "times_ms": times, "cpu_ms": cpu, "peak_mib": own_mib("status", "VmHWM"),
         "share_mib": share_mib,
@@ -166,18 +168,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--kinds", help="of step; all that can be made")
-    parser.add_argument("--rows", type=int, default=0, help="of a rank's batch; 0: the model's own")
-    parser.add_argument("--parts", type=int, default=1, help="so many ranks' batches are taken as one")
-    parser.add_argument("--loss-steps", type=int, default=10, help="synchronised steps at the beginning, with losses")
-    parser.add_argument("--warmup", type=int, default=3, help="turns of all kinds before the measured ones")
+    parser.add_argument("--kinds", help="kinds of step; default: all that are possible")
+    parser.add_argument("--rows", type=int, default=0, help="rows of a rank's batch; 0: the model's default")
+    parser.add_argument("--parts", type=int, default=1, help="number of ranks whose batches are combined into one")
+    parser.add_argument("--loss-steps", type=int, default=10, help="synchronised steps at the start, with losses")
+    parser.add_argument("--warmup", type=int, default=3, help="turns before the measured ones")
     parser.add_argument("--turns", type=int, default=40, help="measured steps of each kind")
-    parser.add_argument("--bucket-cap-mib", type=float, default=25, help="the size of a bucket")
+    parser.add_argument("--bucket-cap-mib", type=float, default=25, help="bucket size")
     parser.add_argument("--set-to-none", action="store_true",
                         help="drop gradients between steps instead of zeroing them")
-    parser.add_argument("--bucket-view", action="store_true", help="gradients live in the buckets")
-    parser.add_argument("--tuned", action="store_true", help="as lockstep tunes its ranks")
-    parser.add_argument("--patient", action="store_true", help="Gloo's threads do not take the CPU from others")
+    parser.add_argument("--bucket-view", action="store_true", help="gradients are views of the buckets")
+    parser.add_argument("--tuned", action="store_true", help="apply lockstep's tuning")
+    parser.add_argument("--patient", action="store_true", help="Gloo's threads do not preempt others")
     print(json.dumps(run(parser.parse_args())))
     dist.destroy_process_group()
 

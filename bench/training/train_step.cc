@@ -1,25 +1,27 @@
-// What a training step costs with lockstep, on one rank: bench/training/part.py starts the ranks and
-// compares.
+// Measures a training step with lockstep, on one rank. bench/training/part.py starts the ranks and compares.
 //
-// First come steps that are all synchronised, whose losses are printed: pytorch.py must see the same. Then
-// kinds of step take turns, so that what else the machine does hits all alike. With DistributedDataParallel:
+// The first steps are all synchronised, and their losses are printed: pytorch.py must compute the same. Then
+// the kinds of step alternate, so that other activity of the machine affects all of them equally. With
+// DistributedDataParallel:
 //
 //   local     under no_sync
-//   barrier   under no_sync, with a bare barrier after backward: the machine's jitter, which no library
-//   removes sync      gradients are averaged strong    the same with the batch divided by the ranks
+//   barrier   under no_sync, with a bare barrier after backward: shows the machine's own jitter
+//   sync      gradients are averaged
+//   strong    the same with the batch divided by the number of ranks
 //
-// in a world of one:
+// With world size 1:
 //
 //   bare      the module itself
-//   wrapped   another of the same in DistributedDataParallel
+//   wrapped   the same module in DistributedDataParallel
 //
-// and in one process that takes the batches of --parts ranks as one, by itself or with DataParallel:
+// In one process that combines the batches of --parts ranks, without a wrapper or with DataParallel:
 //
 //   step
 //
-// Before each step the ranks meet, outside of the measured time: no kind pays for a delay of the one before.
+// Before each step the ranks synchronise, outside the measured time, so that no kind is charged for a delay
+// of the previous one.
 //
-// One thread; every wait is inside the library and ends with its timeout. Prints one JSON object.
+// One thread. Every wait is inside the library and limited by its timeout. Prints one JSON object.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -72,7 +74,7 @@ const char* name_of(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// `field` of a file in /proc/self that gives it in kB.
+// Returns `field` of a file in /proc/self, which contains it in kB.
 double own_mib(const std::string& file, const std::string& field) {
   std::ifstream status("/proc/self/" + file);
   for (std::string line; std::getline(status, line);) {
@@ -81,7 +83,7 @@ double own_mib(const std::string& file, const std::string& field) {
   return 0;
 }
 
-// Of all threads of this process.
+// The CPU time of all threads of this process.
 double cpu_ms() {
   timespec used{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -106,8 +108,8 @@ class Trainer {
     } else if (options.wrap == "data_parallel") {
       data_parallel_.emplace(model_, lockstep::DataParallelOptions{.replicas = options.parts});
     }
-    // With the usual epsilon Adam takes a gradient's sign: rounding would grow into other losses, and a
-    // gradient that was summed instead of averaged would not.
+    // With the default epsilon, Adam uses little more than a gradient's sign: rounding would change the
+    // losses, and a gradient that was summed instead of averaged would not.
     optimizer_.emplace(model_->parameters(), torch::optim::AdamOptions(1e-3).eps(1e-3));
   }
 
@@ -165,8 +167,8 @@ class Trainer {
   at::Tensor loss_;
 };
 
-// The memory that gradients live in: the pieces by their addresses. As many as there are buckets when it is
-// theirs.
+// The blocks of memory that contain gradients, by their addresses. If these are the buckets, there is one
+// block per bucket.
 std::map<const void*, int64_t> gradient_memory(const bench::Model& model) {
   std::map<const void*, int64_t> pieces;
   for (const auto& parameter : model.parameters()) {
@@ -189,11 +191,12 @@ std::vector<Kind> kinds_of(const Options& options, const lockstep::ProcessGroup&
   std::erase_if(kinds, [&](Kind kind) {
     return std::find(options.kinds.begin(), options.kinds.end(), name_of(kind)) == options.kinds.end();
   });
-  if (kinds.empty()) throw std::invalid_argument("no step of these kinds can be made here");
+  if (kinds.empty()) throw std::invalid_argument("none of these kinds of step is possible here");
   return kinds;
 }
 
-// Each turn begins with another kind, every other one goes backwards: none always follows the same.
+// Each turn starts with another kind, and every other turn is reversed, so that no kind always follows the
+// same one.
 std::vector<Kind> order_of(std::vector<Kind> kinds, int turn) {
   std::rotate(kinds.begin(), kinds.begin() + turn % static_cast<int>(kinds.size()), kinds.end());
   if (turn % 2 == 1) std::reverse(kinds.begin(), kinds.end());
@@ -201,7 +204,7 @@ std::vector<Kind> order_of(std::vector<Kind> kinds, int turn) {
 }
 
 nlohmann::json run(const Options& options) {
-  // In every case, since it also tunes the process: the heap that it keeps is worth more than many a choice.
+  // Always called, because it also tunes the process, and the heap setting alone makes a large difference.
   const auto group =
       lockstep::init_process_group({.backend = options.backend, .timeout = std::chrono::minutes(2)});
   if (options.threads > 0) at::set_num_threads(options.threads);
@@ -236,7 +239,7 @@ nlohmann::json run(const Options& options) {
   }
   group->barrier();
   const double share_mib = own_mib("smaps_rollup", "Pss");
-  group->barrier();  // nobody ends while others look at what they share with it
+  group->barrier();  // no rank exits while others measure the memory that they share with it
 
   int64_t parameters = 0, parameter_bytes = 0, gradient_bytes = 0;
   for (const auto& [memory, bytes] : gradients) gradient_bytes += bytes;
@@ -270,30 +273,28 @@ nlohmann::json run(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app(
-      "The cost of training steps, on one rank. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which");
+      "Measures training steps on one rank, which RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT define");
   app.option_defaults()->always_capture_default();
   app.add_option("--model", options.model,
-                 "cnn, gpt, mlp, mingpt, resnet, or stack- and a number of parameters");
+                 "cnn, gpt, mlp, mingpt, resnet, or stack- followed by a number of parameters");
   app.add_option("--wrap", options.wrap, "ddp, data_parallel or none")
       ->check(CLI::IsMember({"ddp", "data_parallel", "none"}));
   app.add_option("--backend", options.backend, "auto, gloo or shm");
-  app.add_option("--kinds", options.kinds, "of step; all that can be made")->delimiter(',');
-  app.add_option("--rows", options.rows, "of a rank's batch; 0: the model's own")
+  app.add_option("--kinds", options.kinds, "kinds of step; default: all that are possible")->delimiter(',');
+  app.add_option("--rows", options.rows, "rows of a rank's batch; 0: the model's default")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--parts", options.parts,
-                 "without ddp: so many ranks' batches are taken as one, by so many replicas")
+                 "without ddp: number of ranks whose batches are combined, and of replicas")
       ->check(CLI::PositiveNumber);
-  app.add_option("--threads", options.threads, "LibTorch's threads; 0: as they are")
+  app.add_option("--threads", options.threads, "LibTorch's threads; 0: unchanged")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--loss-steps", options.loss_steps, "synchronised steps at the beginning, with losses")
+  app.add_option("--loss-steps", options.loss_steps, "synchronised steps at the start, with losses")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--warmup", options.warmup, "turns of all kinds before the measured ones")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--warmup", options.warmup, "turns before the measured ones")->check(CLI::NonNegativeNumber);
   app.add_option("--turns", options.turns, "measured steps of each kind")->check(CLI::NonNegativeNumber);
-  app.add_option("--bucket-cap-mib", options.bucket_cap_mib, "the size of a bucket")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--bucket-cap-mib", options.bucket_cap_mib, "bucket size")->check(CLI::PositiveNumber);
   app.add_flag("--set-to-none", options.set_to_none, "drop gradients between steps instead of zeroing them");
-  app.add_flag("--bucket-view,!--no-bucket-view", options.bucket_view, "gradients live in the buckets");
+  app.add_flag("--bucket-view,!--no-bucket-view", options.bucket_view, "gradients are views of the buckets");
   CLI11_PARSE(app, argc, argv);
   try {
     std::printf("%s\n", run(options).dump().c_str());

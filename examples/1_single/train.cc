@@ -1,4 +1,4 @@
-// Rung 1: plain LibTorch, one process.
+// Example 1: plain LibTorch, one process.
 //
 //   build/release/examples/1_single/train [epochs]
 #include <cstdio>
@@ -33,5 +33,5 @@ int main(int argc, char** argv) {
     }
     std::printf("epoch %d  loss %.4f\n", epoch + 1, loss_sum / steps);
   }
-  std::printf("%.1f %% of new points right\n", 100 * accuracy(net));
+  std::printf("accuracy on new points: %.1f %%\n", 100 * accuracy(net));
 }

@@ -1,5 +1,5 @@
-// Data parallelism from scratch, on bare collectives: what DistributedDataParallel does, without what makes
-// it fast. Gradients travel one by one, after backward, and nobody computes meanwhile.
+// Data parallelism from scratch, on plain collectives. It does what DistributedDataParallel does, but slowly:
+// gradients are sent one by one, after backward, and no rank computes in the meantime.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@
 template <class Module>
 class SimpleDistributedDataParallel {
  public:
-  // Replicas that begin differently never become the same: refuse them.
+  // Replicas that start different never become equal, so the constructor rejects them.
   SimpleDistributedDataParallel(Module module, std::shared_ptr<lockstep::ProcessGroup> group)
       : module_(std::move(module)), group_(std::move(group)) {
     if (!is_same_everywhere()) {
       throw std::runtime_error(
-          "the parameters are not the same on all ranks: set the same seed before the model is made");
+          "the parameters are not the same on all ranks: set the same seed before you create the model");
     }
   }
 
@@ -29,7 +29,7 @@ class SimpleDistributedDataParallel {
   void train() { module_->train(); }
   void eval() { module_->eval(); }
 
-  // After backward: the mean of all ranks' gradients takes the place of this rank's.
+  // Call it after backward. Replaces this rank's gradients by the mean over all ranks.
   void sync_gradients() {
     if (!sync_) return;
     for (auto& parameter : module_->parameters()) {
@@ -44,7 +44,7 @@ class SimpleDistributedDataParallel {
   void disable_gradient_sync() { sync_ = false; }
   bool gradient_sync() const { return sync_; }
 
-  // Off as long as it lives; then as it was.
+  // Turns synchronisation off during its lifetime, then restores the previous state.
   class NoSync {
    public:
     explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
@@ -58,7 +58,7 @@ class SimpleDistributedDataParallel {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
-  // All ranks must call it. Rank 0's parameters are compared with everybody's, bit for bit.
+  // All ranks must call it. Compares every rank's parameters with rank 0's, bit for bit.
   bool is_same_everywhere() const { return greatest_difference() == 0; }
   double greatest_difference() const {
     const torch::NoGradGuard no_grad;

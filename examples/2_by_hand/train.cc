@@ -1,4 +1,4 @@
-// Rung 2: data parallelism by hand. simple_ddp.h is all of it.
+// Example 2: data parallelism by hand. simple_ddp.h contains the implementation.
 //
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/2_by_hand/train [epochs]
 #include <cstdio>
@@ -11,7 +11,8 @@
 
 namespace {
 
-// One step on this rank's part of the data, with or without averaging: do the replicas stay the same?
+// Takes one step on this rank's part of the data, with or without averaging, and returns how much the
+// replicas differ afterwards.
 double difference_after_one_step(const std::shared_ptr<lockstep::ProcessGroup>& group, bool sync) {
   torch::manual_seed(7);
   Net net;
@@ -29,7 +30,7 @@ double difference_after_one_step(const std::shared_ptr<lockstep::ProcessGroup>& 
 
 int main(int argc, char** argv) {
   const int epochs = argc > 1 ? std::atoi(argv[1]) : 10;
-  const int accumulate = 2;  // micro-batches for each step
+  const int accumulate = 2;  // micro-batches per step
   const auto group = lockstep::init_process_group();
   const bool speaks = group->rank() == 0;
   const int64_t batch_size = 240 / group->world_size() / accumulate;
@@ -44,7 +45,7 @@ int main(int argc, char** argv) {
   SimpleDistributedDataParallel ddp(net, group);
   torch::optim::Adam optimizer(net->parameters(), 5e-3);
 
-  // Every rank takes its own part of the points.
+  // Each rank takes its own part of the points.
   const Spirals data(12000);
   const auto share = data.points().size(0) / group->world_size();
   const auto points = data.points().narrow(0, group->rank() * share, share).split(batch_size);
@@ -68,7 +69,7 @@ int main(int argc, char** argv) {
   }
   const bool same = ddp.is_same_everywhere();
   if (speaks) {
-    std::printf("%.1f %% of new points right, replicas identical: %s\n", 100 * accuracy(net),
+    std::printf("accuracy on new points: %.1f %%, replicas identical: %s\n", 100 * accuracy(net),
                 same ? "yes" : "no");
   }
   return same ? 0 : 1;

@@ -1,4 +1,4 @@
-// Rung 3: rung 1 with lockstep. The lines marked + are new.
+// Example 3: example 1 with lockstep. Lines marked + are new.
 //
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/3_ddp/train [epochs]
 #include <cstdio>
@@ -19,10 +19,10 @@ int main(int argc, char** argv) {
   torch::optim::Adam optimizer(net->parameters(), 5e-3);
 
   auto data = Spirals(12000).map(torch::data::transforms::Stack<>());
-  auto loader = lockstep::make_data_loader(std::move(data), batch_size, group);  // + each rank gets its share
+  auto loader = lockstep::make_data_loader(std::move(data), batch_size, group);  // + this rank's share
 
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    loader->set_epoch(epoch);  // + an order of its own
+    loader->set_epoch(epoch);  // + each epoch has its own order
     lockstep::Average mean_loss;
     for (auto& batch : *loader) {
       optimizer.zero_grad();
@@ -34,6 +34,6 @@ int main(int argc, char** argv) {
     const auto loss = mean_loss.all_reduce(*group);  // + over all ranks
     if (group->rank() == 0) std::printf("epoch %d  loss %.4f\n", epoch + 1, loss);
   }
-  ddp.verify_replicas();  // + throws if they are not the same, bit for bit
-  if (group->rank() == 0) std::printf("%.1f %% of new points right\n", 100 * accuracy(net));
+  ddp.verify_replicas();  // + throws if they differ in any bit
+  if (group->rank() == 0) std::printf("accuracy on new points: %.1f %%\n", 100 * accuracy(net));
 }

@@ -1,5 +1,5 @@
-// Rung 4: rung 3 with snapshots. Kill it at any moment, start it again, and it goes on as if nothing had
-// happened. The lines marked + are new.
+// Example 4: example 3 with snapshots. If it is killed at any moment and restarted, it resumes from the
+// newest snapshot and computes the same results. Lines marked + are new.
 //
 //   T=build/release/examples/4_launcher_and_snapshots/train
 //   build/release/bin/lockstep run --nproc-per-node 2 --max-restarts 3 $T run1 [epochs]
@@ -28,14 +28,14 @@ int main(int argc, char** argv) {
   auto data = Spirals(12000).map(torch::data::transforms::Stack<>());
   auto loader = lockstep::make_data_loader(std::move(data), batch_size, group);
 
-  lockstep::Snapshots snapshots(argv[1], group);              // +
-  const auto at = snapshots.resume(ddp, optimizer, *loader);  // + zeros the first time
-  if (group->rank() == 0 && at.step > 0) {                    // +
-    std::printf("going on from epoch %ld, step %ld\n", at.epoch + 1, at.step);
+  lockstep::Snapshots snapshots(argv[1], group);                 // +
+  const auto start = snapshots.resume(ddp, optimizer, *loader);  // + zeros the first time
+  if (group->rank() == 0 && start.step > 0) {                    // +
+    std::printf("resuming at epoch %ld, step %ld\n", start.epoch + 1, start.step);
   }
 
-  auto step = at.step;                                    // +
-  for (auto epoch = at.epoch; epoch < epochs; ++epoch) {  // +
+  auto step = start.step;                                    // +
+  for (auto epoch = start.epoch; epoch < epochs; ++epoch) {  // +
     loader->set_epoch(epoch);
     lockstep::Average mean_loss;
     for (auto& batch : *loader) {
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
       loss.backward();
       optimizer.step();
       mean_loss.add(loss.item<double>(), batch.target.size(0));
-      // + in the middle of an epoch, too
+      // + also in the middle of an epoch
       if (++step % 20 == 0) snapshots.save(ddp, optimizer, *loader, {.epoch = epoch, .step = step});
     }
     const auto loss = mean_loss.all_reduce(*group);
@@ -52,5 +52,5 @@ int main(int argc, char** argv) {
     snapshots.save(ddp, optimizer, *loader, {.epoch = epoch + 1, .step = step});  // +
   }
   ddp.verify_replicas();
-  if (group->rank() == 0) std::printf("%.1f %% of new points right\n", 100 * accuracy(net));
+  if (group->rank() == 0) std::printf("accuracy on new points: %.1f %%\n", 100 * accuracy(net));
 }

@@ -1,4 +1,4 @@
-// What the runs ran on: they are reported on the machine that made them.
+// Describes the machine of the runs, which is the machine that runs the report.
 #pragma once
 
 #include <ctime>
@@ -11,7 +11,7 @@ namespace demo {
 
 struct Machine {
   std::string cpu, kernel, date;
-  int cores = 0;  // that this process may use
+  int cores = 0;  // available to this process
 };
 
 inline Machine this_machine() {

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for reading.
 #pragma once
 
 #include <array>
@@ -9,11 +9,11 @@
 
 namespace demo {
 
-// 12,345; rounded to whole.
+// 12,345; rounded to an integer.
 inline std::string grouped(double value) {
   auto text = std::to_string(std::llround(value));
-  for (auto at = static_cast<int>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
-    text.insert(at, 1, ',');
+  for (auto position = static_cast<int>(text.size()) - 3; position > (value < 0 ? 1 : 0); position -= 3)
+    text.insert(position, 1, ',');
   return text;
 }
 

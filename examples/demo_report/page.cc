@@ -13,7 +13,7 @@ namespace demo {
 namespace {
 
 constexpr int kWide = 720, kNarrow = 350;
-constexpr size_t kPoints = 150;  // of a curve: more than that is noise
+constexpr size_t kPoints = 150;  // per curve: more would show only noise
 
 // The CSS class of a run.
 const char* style_of(const Run& run) {
@@ -109,8 +109,8 @@ std::string loss_section(const std::vector<Run>& runs) {
     double most = 0;
     for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]));
     caption += fmt::format(
-        " The curves are never further apart than {:.2g}: the same images are in every step, and only "
-        "the order of additions differs.",
+        " The curves differ by at most {:.2g}: every step processes the same images, and only the order of "
+        "additions differs.",
         most);
   }
   return "<h2>The same training</h2>\n<figure>\n" + legend + "</ul>\n" + both_widths(figure) +
@@ -124,7 +124,7 @@ std::string throughput_section(const std::vector<Run>& runs) {
     figure.bars.push_back({style_of(run), run.name(), grouped(run.rate()), run.rate()});
     figure.description += fmt::format(" {}: {} images per second.", run.name(), grouped(run.rate()));
     if (run.world_size == 1 && run.threads > 1)
-      caption += " Several threads in one process: LibTorch's own way to use more cores.";
+      caption += " Several threads in one process: how LibTorch itself uses more cores.";
   }
   return "<h2>Throughput</h2>\n<figure>\n" + both_widths(figure) + "<figcaption>" + caption +
          "</figcaption>\n</figure>\n";
@@ -140,7 +140,7 @@ std::string timeline_section(const Run& run) {
                           0, 1e3 * pass.backward});
   for (size_t i = 0; i < pass.buckets.size(); ++i) {
     const auto& bucket = pass.buckets[i];
-    const auto times = fmt::format("ready at {}, under way from {} to {}", ms(bucket.ready),
+    const auto times = fmt::format("ready at {}, in progress from {} to {}", ms(bucket.ready),
                                    ms(bucket.launched), ms(bucket.finished));
     figure.spans.push_back({"many", fmt::format("bucket {}, {}", i + 1, bytes_text(bucket.bytes)),
                             fmt::format("{}; holds {}", times, fmt::join(bucket.parameters, ", ")),
@@ -158,25 +158,25 @@ std::string timeline_section(const Run& run) {
         escape(fmt::format("{}", fmt::join(pass.buckets[i].parameters, ", "))));
   }
   return fmt::format(
-      "<h2>One step: gradients travel during backward</h2>\n<figure>\n"
+      "<h2>One step: gradients are exchanged during backward</h2>\n<figure>\n"
       "<ul class=\"legend\">\n"
       "<li><svg width=\"28\" height=\"12\" aria-hidden=\"true\"><rect class=\"bar backward\" y=\"1\" "
       "width=\"28\" height=\"10\" "
       "rx=\"2\"/></svg>backward</li>\n"
       "<li><svg width=\"28\" height=\"12\" aria-hidden=\"true\"><rect class=\"bar many\" y=\"1\" "
       "width=\"28\" height=\"10\" "
-      "rx=\"2\"/></svg>a bucket of gradients is exchanged</li>\n"
+      "rx=\"2\"/></svg>exchange of a bucket of gradients</li>\n"
       "<li><svg width=\"28\" height=\"12\" aria-hidden=\"true\"><path class=\"wait\" d=\"M1 1V11M1 "
-      "6H28\"/></svg>it is "
-      "ready and waits</li>\n</ul>\n{}<figcaption>{}, as rank 0 saw the step with the median time of the "
-      "last epoch. Some bucket "
-      "was under way for {}, which includes waiting for the other ranks to have theirs; computing stood "
-      "still for {} of that.</figcaption>\n</figure>\n"
+      "6H28\"/></svg>the bucket is "
+      "ready and waits</li>\n</ul>\n{}<figcaption>{}: the step with the median time of the last epoch, on "
+      "rank 0. At least one bucket "
+      "was in progress for {}, including the time until the other ranks were ready; computation was "
+      "blocked for {} of that.</figcaption>\n</figure>\n"
       "<div class=\"scroll\"><table><caption>Times in milliseconds since the first "
       "gradient</caption><thead><tr><th "
       "scope=\"col\">bucket</th><th scope=\"col\">size</th><th scope=\"col\">ready</th><th "
-      "scope=\"col\">begins</th><th "
-      "scope=\"col\">ends</th><th scope=\"col\" class=\"names\">gradients "
+      "scope=\"col\">start</th><th "
+      "scope=\"col\">end</th><th scope=\"col\" class=\"names\">gradients "
       "of</th></tr></thead>\n<tbody>\n{}</tbody></table></div>\n",
       both_widths(figure), escape(run.name()), ms(pass.communication), ms(pass.exposed), holds);
 }
@@ -232,8 +232,8 @@ std::string page_of(const std::vector<Run>& runs, const Machine& machine) {
       "<title>lockstep: {}</title>\n<style>{}</style>\n</head>\n<body>\n<main>\n"
       "<h1>{}</h1>\n<p class=\"lead\">A convolutional net of {} parameters learns {} images of clothes "
       "(Fashion-MNIST) in "
-      "{} epoch{}, {} images in a step. More processes share that same step: each computes on its part, and "
-      "the gradients "
+      "{} epoch{}, {} images per step. Several processes share the same step: each processes its part of the "
+      "images, and the gradients "
       "are averaged.</p>\n",
       many == nullptr ? "one process" : "one process and " + std::to_string(many->world_size), kStyle,
       many == nullptr ? "One process, one model"
@@ -244,7 +244,7 @@ std::string page_of(const std::vector<Run>& runs, const Machine& machine) {
     page += fmt::format(
         "<p class=\"warning\"><strong>Other programs were running.</strong> \"{}\" had {:.2f} cores on "
         "average, so the times on "
-        "this page are not to be compared. Losses, accuracy and replicas are not touched by it.</p>\n",
+        "this page cannot be compared. Losses, accuracy and replicas are not affected.</p>\n",
         escape(run->name()), run->cpu_seconds / run->seconds());
   }
   page += cards(runs) + loss_section(runs) + throughput_section(runs);

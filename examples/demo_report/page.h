@@ -1,4 +1,4 @@
-// demo.html: what the runs did, as one page that needs nothing else.
+// demo.html: the results of the runs, as one self-contained page.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace demo {
 
-// The first run is what the others are compared with.
+// The other runs are compared with the first one.
 std::string page_of(const std::vector<Run>& runs, const Machine& machine);
 
 }  // namespace demo

@@ -1,5 +1,5 @@
-// demo_report PAGE RUN.json…: prints the runs of fashion_mnist beside each other and draws them on an HTML
-// page. The first is what the others are compared with.
+// demo_report PAGE RUN.json…: prints a table of runs of fashion_mnist and plots them on an HTML page. The
+// other runs are compared with the first one.
 #include <cstdio>
 #include <exception>
 #include <fmt/format.h>

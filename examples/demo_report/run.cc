@@ -12,9 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kUndisturbed = 0.9;  // of its time a thread has a core, where nothing else wants it
+constexpr double kUndisturbed = 0.9;  // the least share of CPU time of a thread that has a core to itself
 
-// JSON has no word for what is not a number: a loss that has left them is written as null.
+// JSON has no NaN: a loss that is not a number is written as null.
 double number_of(const json& from) {
   return from.is_null() ? std::numeric_limits<double>::quiet_NaN() : from.get<double>();
 }

@@ -1,4 +1,4 @@
-// A run of fashion_mnist, read back from the JSON that it wrote.
+// A run of fashion_mnist, read from the JSON that it wrote.
 #pragma once
 
 #include <cstdint>
@@ -30,32 +30,32 @@ struct Run {
   int64_t parameters = 0, batch = 0, samples = 0;
   std::vector<Epoch> epochs;
   std::vector<double> losses;
-  double cpu_seconds = 0;  // that rank 0 got while it trained
+  double cpu_seconds = 0;  // CPU time of rank 0 while training
   double total_communication = 0, total_exposed = 0;
   Pass typical_pass;
   std::vector<std::string> replicas;
 
   double seconds() const;        // of training
-  double rate() const;           // images a second
+  double rate() const;           // images per second
   double exposed_share() const;  // of the training time
   double communication_share() const;
-  // Other programs had its cores for a good part of the time. A process alone waits for nobody, so it should
-  // have had at least one core all the time; of several ranks this cannot be told, since they wait for each
-  // other.
+  // Whether other programs used its cores for a considerable part of the time. A single process waits for no
+  // other rank, so it should have had at least one core all the time. For several ranks this cannot be
+  // determined, because they wait for each other.
   bool disturbed() const;
-  bool identical() const;    // all replicas have the same hash
+  bool identical() const;    // all replicas have the same digest
   std::string name() const;  // "2 processes, 1 thread each"
   std::string full_command() const;
 };
 
-// The first of the runs that was disturbed, or null.
+// The first disturbed run, or null.
 const Run* disturbed_one(const std::vector<Run>& runs);
 
-// How many times as fast as the first: "1.93". Nothing where a run was disturbed: a ratio of such times means
-// nothing.
+// The speed relative to the first run: "1.93". Empty if any run was disturbed, because ratios of such times
+// are meaningless.
 std::string speed_up(const std::vector<Run>& runs, const Run& run);
 
-// Throws std::runtime_error naming the file when it is not such a run, or trained nothing.
+// Throws a std::runtime_error that names the file if it is not such a run, or if the run trained nothing.
 Run read_run(const std::filesystem::path& path);
 
 }  // namespace demo

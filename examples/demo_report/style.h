@@ -1,10 +1,9 @@
-// The style sheet of demo.html: light and dark, from a phone's width up. Nothing is loaded from elsewhere.
+// The style sheet of demo.html: light and dark, for all widths from a phone up. It loads no other files.
 #pragma once
 
 namespace demo {
 
-// Runs are told apart by colour and by the width or pattern of their line; text never depends on colour
-// alone.
+// Runs differ in colour and in the width or pattern of their line; no text relies on colour alone.
 constexpr const char* kStyle = R"css(
 :root {
   color-scheme: light dark;

@@ -17,12 +17,12 @@ std::string summary_of(const std::vector<Run>& runs) {
                        speed.empty() ? "-" : speed + "x", run.epochs.back().loss,
                        100 * run.epochs.back().accuracy, waiting);
   }
-  out += "waiting: the share of the training time in which computing stood still for communication\n";
+  out += "waiting: the share of the training time in which communication blocked computation\n";
   if (const Run* run = disturbed_one(runs)) {
     out += fmt::format(
-        "NOTE: other programs were running: \"{}\" had {:.2f} cores on average. These times are not to be "
+        "NOTE: other programs were running: \"{}\" had {:.2f} cores on average. These times cannot be "
         "compared;\n"
-        "run it again on an idle machine.\n",
+        "run the demo again on an idle machine.\n",
         run->name(), run->cpu_seconds / run->seconds());
   }
   for (const auto& run : runs) {

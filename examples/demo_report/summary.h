@@ -1,4 +1,4 @@
-// The end of `make demo` on the terminal: the runs beside each other.
+// The summary that `make demo` prints: a table of the runs.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace demo {
 
-// The first run is what the others are compared with.
+// The other runs are compared with the first one.
 std::string summary_of(const std::vector<Run>& runs);
 
 }  // namespace demo

@@ -24,17 +24,18 @@ std::string line(double x1, double y1, double x2, double y2, const char* style) 
                      x2, y2, style);
 }
 
-// As many digits as the distance of the ticks needs, and groups of thousands.
+// With as many decimals as the distance between the ticks requires, and thousands separators.
 std::string tick_text(double value, double distance) {
   const int digits = std::max(0, static_cast<int>(std::ceil(-std::log10(distance) - 1e-9)));
   auto plain = fmt::format("{:.{}f}", value, digits);
   auto end = plain.find('.');
   if (end == std::string::npos) end = plain.size();
-  for (auto at = static_cast<int>(end) - 3; at > 0; at -= 3) plain.insert(static_cast<size_t>(at), 1, ',');
+  for (auto position = static_cast<int>(end) - 3; position > 0; position -= 3)
+    plain.insert(static_cast<size_t>(position), 1, ',');
   return plain;
 }
 
-// From zero at `from` pixels to `end` at `to` pixels.
+// Maps 0 to `from` pixels and `end` to `to` pixels.
 struct Scale {
   double end, from, to;
   double operator()(double value) const { return from + (to - from) * value / end; }
@@ -44,9 +45,9 @@ std::string x_axis(const Scale& x, double top, double bottom, const std::string&
   std::string out;
   const double distance = tick_distance(x.end, width > 500 ? 8 : 4);
   for (int i = 0; distance * i <= x.end * 1.0001; ++i) {
-    const double at = x(distance * i);
-    out += line(at, top, at, bottom, "grid");
-    out += text(at, bottom + 18, "tick middle", tick_text(distance * i, distance));
+    const double position = x(distance * i);
+    out += line(position, top, position, bottom, "grid");
+    out += text(position, bottom + 18, "tick middle", tick_text(distance * i, distance));
   }
   return out + text((x.from + x.to) / 2, bottom + 38, "axis middle", label);
 }
@@ -100,9 +101,9 @@ std::string draw(const CurveFigure& figure, int width) {
 
   auto out = open(width, height, figure.description) + text(0, 12, "axis", figure.y_label);
   for (int i = 0; distance * i <= y.end * 1.0001; ++i) {
-    const double at = y(distance * i);
-    out += line(x.from, at, x.to, at, "grid");
-    out += text(x.from - kGap, at + 4, "tick end", tick_text(distance * i, distance));
+    const double position = y(distance * i);
+    out += line(x.from, position, x.to, position, "grid");
+    out += text(x.from - kGap, position + 4, "tick end", tick_text(distance * i, distance));
   }
   out += x_axis(x, bottom, bottom + 4, figure.x_label, width);
   double before = 0;
@@ -133,7 +134,7 @@ std::string draw(const BarFigure& figure, int width) {
   double highest = 0;
   for (const auto& bar : figure.bars) highest = std::max(highest, bar.value);
   const double distance = tick_distance(highest, width > 500 ? 8 : 4);
-  // The value stands after its bar.
+  // Leaves room for the value after its bar.
   const Scale x{highest > 0 ? std::ceil(highest / distance) * distance : 1, 1,
                 width - (width > 500 ? 60.0 : 50.0)};
   auto out = open(width, bottom + 46, figure.description) + x_axis(x, top, bottom, figure.x_label, width);
@@ -157,7 +158,7 @@ std::string draw(const TimelineFigure& figure, int width) {
   auto out = open(width, bottom + 46, figure.description) + x_axis(x, top, bottom, figure.x_label, width);
   double y = top;
   for (const auto& span : figure.spans) {
-    // The label begins with what it names, unless that leaves it no room.
+    // The label starts where its bar starts, unless that leaves too little room.
     const bool late = x(span.since) > width * 0.5;
     out += text(late ? x(span.end) : x(span.since), y + 16, late ? "label end" : "label", span.label);
     out += fmt::format("<g><title>{}</title>", escape(span.tip));
@@ -165,7 +166,7 @@ std::string draw(const TimelineFigure& figure, int width) {
       out += line(x(span.since), y + 30, x(span.begin), y + 30, "wait");
       out += line(x(span.since), y + 24, x(span.since), y + 36, "wait");
     }
-    // At least two pixels: what took place must be seen.
+    // At least two pixels, so that short spans stay visible.
     out += fmt::format(
         "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"14\" rx=\"2\" class=\"bar {}\"/></g>",
         x(span.begin), y + 23, std::max(2.0, x(span.end) - x(span.begin)), span.style);

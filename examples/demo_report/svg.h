@@ -1,7 +1,7 @@
-// Figures as SVG text. Colours and fonts come from the page's style sheet, by class.
+// Figures as SVG text. The page's style sheet defines colours and fonts, by class.
 //
-// Text in a scaled picture becomes too small on a phone, so each figure is drawn for a given width in pixels;
-// the page holds a wide and a narrow one and shows what fits.
+// Text in a scaled image becomes too small on a phone, so each figure is drawn for a given width in pixels.
+// The page contains a wide and a narrow version and shows the one that fits.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct Curve {
 };
 
 struct CurveFigure {
-  std::string description;  // for those who do not see it
+  std::string description;  // for screen readers
   std::string x_label, y_label;
   double x_end = 1;
   std::vector<double> marks;  // vertical lines: where epochs end
@@ -35,7 +35,7 @@ struct BarFigure {
 };
 std::string draw(const BarFigure& figure, int width);
 
-// A row of a timeline: a bar from `begin` to `end`, and a thin line from `since` to `begin` for waiting.
+// A row of a timeline: a bar from `begin` to `end`, and a thin line from `since` to `begin` for the wait.
 struct Span {
   std::string style, label, tip;
   double since = 0, begin = 0, end = 0;
@@ -47,10 +47,10 @@ struct TimelineFigure {
 };
 std::string draw(const TimelineFigure& figure, int width);
 
-// For text in HTML and in attributes.
+// Escapes text for HTML and for attributes.
 std::string escape(const std::string& text);
 
-// A round number for the distance of ticks, so that there are at most `most` of them up to `end`.
+// A round distance between ticks, with at most `most` ticks up to `end`.
 double tick_distance(double end, int most);
 
 }  // namespace demo

@@ -1,7 +1,7 @@
-// Reads files in MNIST's format, IDX, of bytes: gzipped or not.
+// Reads files of bytes in MNIST's format, IDX, gzipped or not.
 //
-// A file is a magic number (0, 0, type, number of dimensions), the dimensions as big-endian 32-bit numbers,
-// and the elements. Every other byte sequence is refused with the file's name and what is wrong with it.
+// A file consists of a magic number (0, 0, type, number of dimensions), the dimensions as big-endian 32-bit
+// integers, and the elements. Any other content is rejected, with the file's name and the reason.
 #pragma once
 
 #include <array>
@@ -22,19 +22,19 @@ namespace fashion_mnist {
 
 class IdxFile {
  public:
-  // `path`, or `path`.gz where only that exists.
+  // Opens `path`, or `path`.gz if `path` does not exist.
   explicit IdxFile(std::filesystem::path path) : path_(std::move(path)) {
     if (!std::filesystem::exists(path_)) path_ += ".gz";
     errno = 0;
-    file_.reset(gzopen(path_.c_str(), "rb"));  // reads plain files as they are
+    file_.reset(gzopen(path_.c_str(), "rb"));  // also reads uncompressed files
     if (!file_) fail(errno != 0 ? std::strerror(errno) : "out of memory");
   }
 
-  // All of it, as bytes. Throws UsageError unless it has so many dimensions.
+  // Reads the whole file, as bytes. Throws UsageError unless it has this number of dimensions.
   torch::Tensor read(int dimensions) {
     std::array<uint8_t, 4> magic{};
     read_into(magic.data(), magic.size());
-    if (magic[0] != 0 || magic[1] != 0) fail("it does not begin as an IDX file does");
+    if (magic[0] != 0 || magic[1] != 0) fail("it does not start like an IDX file");
     if (magic[2] != kBytes) fail("its elements are not bytes");
     if (magic[3] != dimensions) {
       fail("it has " + std::to_string(magic[3]) + " dimensions instead of " + std::to_string(dimensions));
@@ -51,14 +51,13 @@ class IdxFile {
     auto tensor = torch::empty(sizes, torch::kUInt8);
     read_into(tensor.data_ptr<uint8_t>(), static_cast<size_t>(total));
     uint8_t beyond = 0;
-    if (gzread(file_.get(), &beyond, 1) != 0) fail("it goes on after its last element");
+    if (gzread(file_.get(), &beyond, 1) != 0) fail("it continues after its last element");
     return tensor;
   }
 
  private:
   static constexpr uint8_t kBytes = 8;
-  static constexpr int64_t kMostBytes = int64_t{2}
-                                        << 30;  // also keeps a damaged header from eating the memory
+  static constexpr int64_t kMostBytes = int64_t{2} << 30;  // so a damaged header cannot exhaust the memory
 
   struct Closer {
     void operator()(gzFile file) const { gzclose(file); }
@@ -77,7 +76,7 @@ class IdxFile {
   [[noreturn]] void fail(const std::string& why) const {
     throw lockstep::UsageError(
         "cannot read " + path_.string() + ": " + why +
-        "\nhint: --data is a folder with MNIST's four files, such as "
+        "\nhint: --data needs a folder with MNIST's four files, such as "
         "train-images-idx3-ubyte.gz; on Debian, apt-get install dataset-fashion-mnist");
   }
 

@@ -1,5 +1,5 @@
-// A dataset in MNIST's format, held in memory as bytes. A batch is cut out and made floats in one go, which
-// is many times faster than stacking single images.
+// A dataset in MNIST's format, kept in memory as bytes. A batch is selected and converted to floats in one
+// operation, which is many times faster than stacking single images.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr int64_t kClasses = 10;
 // Copies share the memory.
 class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
  public:
-  // `part` is "train" or "t10k". At most the first `limit` images.
+  // `part` is "train" or "t10k". Reads at most the first `limit` images.
   Images(const std::filesystem::path& folder, const std::string& part,
          int64_t limit = std::numeric_limits<int64_t>::max())
       : images_(IdxFile(folder / (part + "-images-idx3-ubyte")).read(3)),
@@ -45,7 +45,7 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
   torch::data::Example<> get_batch(torch::ArrayRef<size_t> indices) override {
     auto rows = torch::empty({static_cast<int64_t>(indices.size())}, torch::kLong);
     std::copy(indices.begin(), indices.end(), rows.data_ptr<int64_t>());
-    // The mean and deviation of Fashion-MNIST's pixels.
+    // The mean and standard deviation of Fashion-MNIST's pixels.
     const auto pixels = images_.index_select(0, rows).to(torch::kFloat).div_(255).sub_(0.286).div_(0.353);
     return {pixels, labels_.index_select(0, rows)};
   }

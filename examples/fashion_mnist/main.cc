@@ -1,10 +1,10 @@
-// Trains a convolutional net on Fashion-MNIST. The same program with one process and with many:
+// Trains a convolutional net on Fashion-MNIST. The same program runs as one process and as many:
 //
 //   fashion_mnist                                        one process
-//   lockstep run --nproc-per-node 2 fashion_mnist        two, which share the same global batch
-//   lockstep run … fashion_mnist --snapshots run1        saves after every epoch; started again, it goes on
+//   lockstep run --nproc-per-node 2 fashion_mnist        two processes with the same global batch
+//   lockstep run … fashion_mnist --snapshots run1        saves after every epoch; resumes when restarted
 //
-// The batch is split over the ranks, so any number of them takes the same steps, up to rounding.
+// The batch is divided among the ranks, so any number of ranks takes the same steps, up to rounding.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,7 +28,7 @@ constexpr uint64_t kSeed = 7;
 using Ddp = lockstep::DistributedDataParallel<NetImpl>;
 using Group = std::shared_ptr<lockstep::ProcessGroup>;
 
-// The share of right answers. Every rank sees its part of the images, each image is seen once.
+// Returns the accuracy. Each rank evaluates its part of the images; every image is evaluated once.
 double evaluate(Ddp& ddp, const Images& images, const Group& group) {
   const torch::NoGradGuard no_grad;
   ddp.eval();
@@ -41,7 +41,7 @@ double evaluate(Ddp& ddp, const Images& images, const Group& group) {
   return accuracy.all_reduce(group);
 }
 
-// One for each rank: equal where the parameters are.
+// Returns one digest per rank. Ranks with equal parameters have equal digests.
 std::vector<std::string> hash_replicas(const Ddp& ddp, lockstep::ProcessGroup& group) {
   const auto mine = torch::tensor(static_cast<int64_t>(digest_of(ddp.parameters())));
   std::vector<std::string> hashes;
@@ -58,7 +58,7 @@ void print_summary(const Record& record) {
               record.world_size == 1 ? "" : "es", record.threads, record.threads == 1 ? "" : "s",
               record.backend.c_str(), seconds);
   if (record.world_size > 1 && seconds > 0) {
-    std::printf("communication: under way in %.1f %% of that time, computing stood still for it in %.1f %%\n",
+    std::printf("communication: in progress for %.1f %% of that time, blocking computation for %.1f %%\n",
                 100 * record.stats.total_communication / seconds, 100 * record.stats.total_exposed / seconds);
   }
   std::printf("replicas identical: yes\n");
@@ -72,14 +72,15 @@ void train(const Options& options) {
   const auto group = lockstep::init_process_group();
   const bool speaks = group->rank() == 0;
   if (options.batch % group->world_size() != 0) {
-    throw lockstep::UsageError("a batch of " + std::to_string(options.batch) + " does not divide by " +
+    throw lockstep::UsageError("a batch of " + std::to_string(options.batch) + " is not divisible by " +
                                std::to_string(group->world_size()) + " ranks\nhint: choose another --batch");
   }
   const Images images(options.data, "train", options.limit), test_images(options.data, "t10k");
 
   lockstep::seed_everything(kSeed, group);
   const Net net;
-  // The net is small: in the usual buckets of megabytes all gradients would travel at the end, in one.
+  // The net is small: with the usual bucket size of megabytes, all gradients would be sent at the end, in one
+  // bucket.
   Ddp ddp(net, group, {.bucket_cap_mb = 0.25, .first_bucket_mb = 0.05});
   torch::optim::Adam optimizer(ddp.parameters(), options.lr);
   const int64_t share = options.batch / group->world_size();
@@ -87,13 +88,13 @@ void train(const Options& options) {
   const auto steps = (static_cast<int64_t>(loader->sampler().size()) + share - 1) / share;
 
   std::optional<lockstep::Snapshots> snapshots;
-  lockstep::Position at;
+  lockstep::Position start;
   if (!options.snapshots.empty()) {
     snapshots.emplace(options.snapshots, group);
-    at = snapshots->resume(ddp, optimizer, *loader);
+    start = snapshots->resume(ddp, optimizer, *loader);
   }
-  if (speaks && at.epoch > 0) {
-    std::printf("going on after epoch %lld of %s\n", static_cast<long long>(at.epoch),
+  if (speaks && start.epoch > 0) {
+    std::printf("resuming after epoch %lld of %s\n", static_cast<long long>(start.epoch),
                 options.snapshots.c_str());
   }
 
@@ -105,7 +106,7 @@ void train(const Options& options) {
                 .samples = static_cast<int64_t>(*images.size())};
   for (const auto& parameter : ddp.parameters()) record.parameters += parameter.numel();
 
-  for (auto epoch = at.epoch; epoch < options.epochs; ++epoch) {
+  for (auto epoch = start.epoch; epoch < options.epochs; ++epoch) {
     const auto label = "epoch " + std::to_string(epoch + 1) + "/" + std::to_string(options.epochs);
     lockstep::Progress bar(group, {.steps = steps, .label = label, .unit = "images"});
     std::vector<lockstep::DdpStats> passes;
@@ -140,14 +141,15 @@ void train(const Options& options) {
     record.typical_pass = *middle;
     if (snapshots) snapshots->save(ddp, optimizer, *loader, {.epoch = epoch + 1});
     if (speaks) {
-      std::printf("%s: loss %.4f, %.2f %% of the test images right, %.1f s\n", label.c_str(),
-                  record.epochs.back().loss, 100 * record.epochs.back().accuracy, took.count());
+      std::printf("%s: loss %.4f, test accuracy %.2f %%, %.1f s\n", label.c_str(), record.epochs.back().loss,
+                  100 * record.epochs.back().accuracy, took.count());
       std::fflush(stdout);
     }
   }
-  if (speaks && record.epochs.empty()) std::printf("nothing left to train: --epochs asks for more\n");
+  if (speaks && record.epochs.empty())
+    std::printf("nothing left to train: use a larger --epochs to continue\n");
 
-  ddp.verify_replicas();  // throws where they differ, and says in what
+  ddp.verify_replicas();  // throws if they differ, and names the parameter
   record.replicas = hash_replicas(ddp, *group);
   record.stats = ddp.stats();
   if (!speaks) return;

@@ -1,4 +1,4 @@
-// A small convolutional net for images of 28 by 28 in ten classes.
+// A small convolutional net for 28x28 images in ten classes.
 #pragma once
 
 #include <torch/nn.h>

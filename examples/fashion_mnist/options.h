@@ -15,32 +15,31 @@ struct Options {
   double lr = 2e-3;
   int64_t limit = std::numeric_limits<int64_t>::max();
   std::string snapshots, json;
-  std::string command;  // as it was typed
+  std::string command;  // the command line
 };
 
-// Ends the program where there is nothing to train: --help, or arguments that make no sense.
+// Exits for --help and for invalid arguments.
 inline Options parse(int argc, char** argv) {
   Options options;
   CLI::App app(
       "Trains a convolutional net on Fashion-MNIST, or on other images in MNIST's format.\n"
-      "Alone it is one process; under lockstep run, torchrun, mpirun or srun each process is a rank.");
+      "Without a launcher it is one process; under lockstep run, torchrun, mpirun or srun, each is a rank.");
   app.add_option("--data", options.data, "folder with the four files, gzipped or not")->capture_default_str();
-  app.add_option("--epochs", options.epochs, "how often to go over the images")
+  app.add_option("--epochs", options.epochs, "number of epochs")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--batch", options.batch, "images in a step, over all ranks")
+  app.add_option("--batch", options.batch, "images per step, over all ranks")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--lr", options.lr, "learning rate of Adam")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--limit", options.limit, "train on the first so many images only")
+  app.add_option("--limit", options.limit, "train on the first N images only")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  app.add_option("--snapshots", options.snapshots,
-                 "save here after every epoch, and go on from what is there")
+  app.add_option("--snapshots", options.snapshots, "save here after every epoch, and resume from here")
       ->type_name("DIR");
-  app.add_option("--json", options.json, "write losses and times here")->type_name("FILE");
+  app.add_option("--json", options.json, "write losses and times to this file")->type_name("FILE");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,4 +1,4 @@
-// What a run did, as JSON: for demo_report, and for anything else that wants to draw it.
+// The results of a run as JSON, for demo_report and for other programs that plot them.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace fashion_mnist {
 
 struct Epoch {
   int64_t number = 0;   // from 1
-  double seconds = 0;   // of training; evaluation is not in it
+  double seconds = 0;   // of training, without evaluation
   double loss = 0;      // mean over the epoch
-  double accuracy = 0;  // on the test images, after it
+  double accuracy = 0;  // on the test images, after the epoch
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Epoch, number, seconds, loss, accuracy)
 
@@ -29,13 +29,13 @@ struct Record {
   std::string backend;
   int64_t parameters = 0;
   int64_t batch = 0;    // of all ranks together
-  int64_t samples = 0;  // in an epoch
+  int64_t samples = 0;  // per epoch
   std::vector<Epoch> epochs;
-  double cpu_seconds = 0;      // that rank 0 got while it trained: less than its time where it had to share
-  std::vector<double> losses;  // of every step, mean over the ranks
-  lockstep::DdpStats stats;    // rank 0's, at the end
-  lockstep::DdpStats typical_pass;    // rank 0's, of the pass with the median time in the last epoch
-  std::vector<std::string> replicas;  // each rank's hash of its parameters
+  double cpu_seconds = 0;           // CPU time of rank 0 while training; less than `seconds` on a shared core
+  std::vector<double> losses;       // of every step, averaged over the ranks
+  lockstep::DdpStats stats;         // rank 0's, at the end
+  lockstep::DdpStats typical_pass;  // rank 0's, of the pass with the median time in the last epoch
+  std::vector<std::string> replicas;  // each rank's digest of its parameters
   std::string snapshot;               // empty: none
 };
 

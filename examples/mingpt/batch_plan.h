@@ -1,4 +1,5 @@
-// Deals the global batch: it stays the same whatever the number of ranks, and with it what the model learns.
+// Divides the global batch among ranks and passes. The global batch does not depend on the number of ranks,
+// so neither does what the model learns.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +12,10 @@ namespace mingpt {
 
 struct BatchPlan {
   int64_t ranks = 1;
-  int64_t passes = 1;  // forward and backward, whose gradients add up
-  int64_t rows = 1;    // windows in a pass
+  int64_t passes = 1;  // forward and backward passes per step; their gradients add up
+  int64_t rows = 1;    // windows per pass
 
-  int64_t share() const { return passes * rows; }  // of one rank, in a step
+  int64_t share() const { return passes * rows; }  // windows of one rank per step
   int64_t global() const { return ranks * share(); }
 
   std::string text() const {
@@ -26,13 +27,13 @@ struct BatchPlan {
   }
 };
 
-// Passes are as large as `most` allows and as the share divides.
+// Makes passes as large as possible: at most `most` windows, and a divisor of the rank's share.
 inline BatchPlan plan_batch(int64_t global, int64_t ranks, int64_t most) {
   if (global % ranks != 0) {
     const auto below = global / ranks * ranks, above = below + ranks;
     throw lockstep::UsageError("a global batch of " + std::to_string(global) +
-                               " windows does not divide by " + std::to_string(ranks) +
-                               " ranks\nhint: take --global-batch " +
+                               " windows is not divisible by " + std::to_string(ranks) +
+                               " ranks\nhint: use --global-batch " +
                                (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(above) +
                                ", or another number of ranks");
   }

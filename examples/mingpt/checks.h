@@ -1,4 +1,4 @@
-// Checks of numbers on a command line, with errors that can be read.
+// Validators for numbers on the command line, with readable errors.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -23,7 +23,7 @@ inline CLI::Validator above_zero() {
   return check_number([](double number) { return number > 0; }, "above zero");
 }
 inline CLI::Validator not_negative() {
-  return check_number([](double number) { return number >= 0; }, "from zero on");
+  return check_number([](double number) { return number >= 0; }, "greater than or equal to zero");
 }
 
 }  // namespace mingpt

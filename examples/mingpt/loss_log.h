@@ -1,4 +1,4 @@
-// The losses of a run in a file, one line of JSON each, for programs that draw or compare them.
+// Writes the losses of a run to a file, one JSON object per line, for programs that plot or compare them.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace mingpt {
 
-// Without a path it does nothing. A run that goes on adds to the file; steps that it does again are in it
-// twice, and the later line counts.
+// Does nothing without a path. A resumed run appends to the file. Steps that it repeats are in the file
+// twice; the later line counts.
 class LossLog {
  public:
-  LossLog(const std::string& path, bool goes_on) : path_(path) {
+  LossLog(const std::string& path, bool resumed) : path_(path) {
     if (path.empty()) return;
-    file_.reset(std::fopen(path.c_str(), goes_on ? "a" : "w"));
+    file_.reset(std::fopen(path.c_str(), resumed ? "a" : "w"));
     if (!file_) throw lockstep::UsageError("--json: cannot write to " + path);
   }
 
@@ -24,7 +24,7 @@ class LossLog {
     if (file_) std::fprintf(file_.get(), "{\"step\": %ld, \"%s\": %.9g}\n", step, what, loss);
   }
 
-  // What was added is with the system, and survives if the program is killed.
+  // Passes everything added to the operating system, so that it survives if the program is killed.
   void flush() {
     if (file_ && (std::fflush(file_.get()) != 0 || std::ferror(file_.get()))) {
       throw lockstep::SystemError("--json: writing to " + path_ + " failed\nhint: is the disk full?");

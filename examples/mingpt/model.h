@@ -1,8 +1,7 @@
-// A GPT as small as it can be read, after Karpathy's minGPT: blocks with their norms first, causal
-// self-attention, the tanh form of GELU, learned positions, a head with weights of its own.
+// A minimal, readable GPT after Karpathy's minGPT: pre-norm blocks, causal self-attention, the tanh form of
+// GELU, learned positions, and a head with its own weights.
 //
-// Tokens come as [batch, time] of int64, with at most `context` of time; logits leave as [batch, time,
-// vocabulary].
+// Input: int64 tokens [batch, time], with time at most `context`. Output: logits [batch, time, vocabulary].
 #pragma once
 
 #include <cmath>
@@ -16,7 +15,7 @@
 namespace mingpt {
 
 struct Config {
-  int64_t layers = 3, heads = 3, width = 48;  // heads divide the width
+  int64_t layers = 3, heads = 3, width = 48;  // the width must be divisible by heads
   int64_t vocabulary = 256, context = 128;
   double dropout = 0;
 };
@@ -28,17 +27,16 @@ struct Attention : torch::nn::Module {
         project(register_module("project", torch::nn::Linear(config.width, config.width))),
         drop_weights(register_module("drop_weights", torch::nn::Dropout(config.dropout))) {}
 
-  // mask: [time, time], zero where a row may look and -infinity where it may not.
+  // mask: [time, time], zero where attention is allowed and -infinity where it is not.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask) {
     const auto batch = x.size(0), time = x.size(1), width = x.size(2), depth = width / heads;
-    // One copy, after which each head's queries, keys and values are matrices that the products take as they
-    // are.
+    // One copy, after which each head's queries, keys and values are matrices that bmm can use directly.
     const auto parts = attend(x)
                            .view({batch, time, 3, heads, depth})
                            .permute({2, 0, 3, 1, 4})
                            .reshape({3, batch * heads, time, depth})
                            .unbind(0);
-    // The mask is what the products are added to, so it costs no pass of its own.
+    // baddbmm adds the products to the mask, so masking needs no separate pass.
     const auto scores = torch::baddbmm(mask, parts[0], parts[1].transpose(1, 2), 1, 1 / std::sqrt(depth));
     const auto mixed =
         torch::bmm(drop_weights(torch::softmax(scores, -1)), parts[2]);  // [batch·heads, time, depth]
@@ -90,7 +88,7 @@ struct Gpt : torch::nn::Module {
 
   torch::Tensor forward(const torch::Tensor& text) {
     const auto time = text.size(1);
-    TORCH_CHECK(time <= config.context, "text of ", time, " tokens, but the model sees only ",
+    TORCH_CHECK(time <= config.context, "text of ", time, " tokens, but the context of the model is ",
                 config.context);
     if (mask_.device() != text.device()) mask_ = mask_.to(text.device());
     const auto mask = mask_.slice(0, 0, time).slice(1, 0, time);
@@ -107,7 +105,7 @@ struct Gpt : torch::nn::Module {
   torch::nn::Linear head;
 
  private:
-  // Each layer adds to the residual stream twice: the smaller scale keeps its variance from growing with the
+  // Each layer adds to the residual stream twice. The smaller scale keeps the variance independent of the
   // depth.
   void initialise() {
     torch::NoGradGuard no_grad;
@@ -118,12 +116,13 @@ struct Gpt : torch::nn::Module {
       if (parameter.dim() == 2) {
         parameter.normal_(0, ends_with("project.weight") ? residual : 0.02);
       } else {
-        parameter.fill_(ends_with("weight") ? 1 : 0);  // the norms begin as the identity
+        parameter.fill_(ends_with("weight") ? 1 : 0);  // norms start as the identity
       }
     }
   }
 
-  // Not a registered buffer: those are sent to all ranks with every step and stored in every snapshot.
+  // Not a registered buffer, because buffers are sent to all ranks in every step and stored in every
+  // snapshot.
   torch::Tensor mask_;
 };
 

@@ -1,5 +1,5 @@
-// How a GPT is trained: AdamW that lets only matrices decay, and a learning rate that rises in a line and
-// falls as a cosine.
+// How a GPT is trained: AdamW with weight decay on matrices only, and a learning rate with linear warm-up and
+// cosine decay.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct AdamWSettings {
   double weight_decay = 0.1;
 };
 
-// Biases, norms and embeddings do not decay: the first group has the matrices of the linear layers, the
-// second the rest.
+// The first parameter group contains the matrices of the linear layers, which decay. The second contains the
+// rest, without decay: biases, norms and embeddings.
 inline torch::optim::AdamW make_optimizer(const torch::nn::Module& model, const AdamWSettings& settings) {
   std::set<const void*> matrices;
   for (const auto& module : model.modules(false)) {
@@ -54,7 +54,7 @@ struct Schedule {
   int64_t warmup = 100, steps = 1000;
 };
 
-// For the step of this number, from 0.
+// The learning rate of a step, counted from 0.
 inline double learning_rate(int64_t step, const Schedule& schedule) {
   if (step < schedule.warmup) {
     return schedule.peak * static_cast<double>(step + 1) / static_cast<double>(schedule.warmup);

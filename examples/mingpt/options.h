@@ -33,63 +33,65 @@ struct Options {
 };
 
 inline void declare(CLI::App& app, Options& options) {
-  app.description("Trains a small GPT on text, byte by byte, on as many ranks as it is started with.");
+  app.description("Trains a small GPT on text, byte by byte, on one or more ranks.");
   app.option_defaults()->take_last()->always_capture_default();
   app.get_formatter()->column_width(34);
 
-  app.add_option("--text", options.text, "a file, or a directory of files")->group("What to learn");
-  app.add_option("--model", options.model, "its size")
+  app.add_option("--text", options.text, "text file, or directory of text files")->group("Model and data");
+  app.add_option("--model", options.model, "model size")
       ->check(CLI::IsMember(size_names()))
-      ->group("What to learn");
-  app.add_option("--context", options.context, "how many bytes it sees at once")
+      ->group("Model and data");
+  app.add_option("--context", options.context, "context length in bytes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
-      ->group("What to learn");
+      ->group("Model and data");
   app.add_option("--dropout", options.dropout,
-                 "each rank drops others, so with it numbers depend on how many there are")
+                 "dropout probability; ranks draw different numbers, so losses depend on how many there are")
       ->check(CLI::Range(0.0, 0.9))
-      ->group("What to learn");
+      ->group("Model and data");
 
-  app.add_option("--steps", options.steps, "of the whole run, also what came before a resume")
+  app.add_option("--steps", options.steps,
+                 "number of steps of the whole run, including those before a resume")
       ->check(above_zero())
-      ->group("How");
-  app.add_option("--global-batch", options.global_batch, "windows in a step, over all ranks")
+      ->group("Training");
+  app.add_option("--global-batch", options.global_batch, "windows per step, over all ranks")
       ->check(above_zero())
-      ->group("How");
+      ->group("Training");
   app.add_option("--micro-batch", options.micro_batch,
-                 "most windows in one pass of one rank; a share that is larger takes several")
+                 "maximum number of windows per pass of a rank; a larger share takes several passes")
       ->check(above_zero())
-      ->group("How");
-  app.add_option("--lr", options.learning_rate, "the highest; it falls to a tenth of it")
+      ->group("Training");
+  app.add_option("--lr", options.learning_rate, "peak learning rate; it decays to a tenth of it")
       ->check(above_zero())
-      ->group("How");
-  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises")
+      ->group("Training");
+  app.add_option("--warmup", options.warmup, "number of steps in which the learning rate rises")
       ->check(not_negative())
-      ->group("How");
-  app.add_option("--weight-decay", options.weight_decay, "of the matrices")
+      ->group("Training");
+  app.add_option("--weight-decay", options.weight_decay, "weight decay of the matrices")
       ->check(not_negative())
-      ->group("How");
-  app.add_option("--clip", options.clip, "the greatest norm of all gradients together")
+      ->group("Training");
+  app.add_option("--clip", options.clip, "maximum norm of all gradients together")
       ->check(above_zero())
-      ->group("How");
-  app.add_flag("--bf16-hook", options.bf16_hook, "gradients travel as bfloat16: half the bytes")
-      ->group("How");
-  app.add_option("--seed", options.seed, "of the weights and of the order of the text")->group("How");
+      ->group("Training");
+  app.add_flag("--bf16-hook", options.bf16_hook, "send gradients as bfloat16: half the bytes")
+      ->group("Training");
+  app.add_option("--seed", options.seed, "seed of the weights and of the order of the text")
+      ->group("Training");
 
-  app.add_option("--eval-every", options.eval_every, "steps between two looks at the held-out text")
+  app.add_option("--eval-every", options.eval_every, "steps between evaluations on the held-out text")
       ->check(above_zero())
-      ->group("What remains");
+      ->group("Output");
   app.add_option("--snapshots", options.snapshots,
-                 "a directory; a run that is started again goes on from its newest snapshot")
-      ->group("What remains");
-  app.add_option("--snapshot-every", options.snapshot_every, "steps between two snapshots")
+                 "directory for snapshots; a restarted run resumes from the newest one")
+      ->group("Output");
+  app.add_option("--snapshot-every", options.snapshot_every, "steps between snapshots")
       ->check(above_zero())
-      ->group("What remains");
+      ->group("Output");
   app.add_option("--json", options.json,
-                 "a file to which rank 0 writes the loss of every step, as lines of JSON")
-      ->group("What remains");
+                 "file to which rank 0 writes the loss of every step, as lines of JSON")
+      ->group("Output");
   app.footer(
-      "\nThe last tenth of the text is held out: the model never learns from it.\n"
-      "Text from a snapshot: mingpt_sample DIRECTORY");
+      "\nThe last tenth of the text is held out: the model is not trained on it.\n"
+      "To generate text from a snapshot: mingpt_sample DIRECTORY");
 }
 
 }  // namespace mingpt

@@ -1,4 +1,4 @@
-// Writes text with a model that mingpt_train has trained, also while it is still training it.
+// Generates text with a model that mingpt_train has trained, or is still training.
 //
 //   mingpt_sample run --prompt "You may" --bytes 400 --temperature 0.8 --top-k 20
 #include <CLI/CLI.hpp>
@@ -32,18 +32,19 @@ struct Options {
 };
 
 void declare(CLI::App& app, Options& options) {
-  app.description("Writes text with a model that mingpt_train has trained.");
+  app.description("Generates text with a model that mingpt_train has trained.");
   app.option_defaults()->take_last()->always_capture_default();
   app.get_formatter()->column_width(34);
-  app.add_option("directory", options.snapshots, "what mingpt_train was given as --snapshots")->required();
-  app.add_option("--prompt", options.prompt, "how the text begins")->default_str("a new line");
-  app.add_option("--bytes", options.bytes, "how much to write")->check(not_negative());
+  app.add_option("directory", options.snapshots, "the directory passed to mingpt_train as --snapshots")
+      ->required();
+  app.add_option("--prompt", options.prompt, "start of the text")->default_str("a newline");
+  app.add_option("--bytes", options.bytes, "number of bytes to generate")->check(not_negative());
   app.add_option("--temperature", options.temperature,
-                 "below 1: more likely text; 0: always the most likely byte")
+                 "below 1: more predictable text; 0: always the most likely byte")
       ->check(not_negative());
-  app.add_option("--top-k", options.top_k, "only the so many most likely bytes; 0: all")
+  app.add_option("--top-k", options.top_k, "choose among the K most likely bytes; 0: among all")
       ->check(not_negative());
-  app.add_option("--seed", options.seed, "the same seed writes the same text");
+  app.add_option("--seed", options.seed, "the same seed generates the same text");
 }
 
 std::shared_ptr<Gpt> load(const std::string& directory) {
@@ -54,13 +55,13 @@ std::shared_ptr<Gpt> load(const std::string& directory) {
                                "\nhint: train one with mingpt_train --snapshots " + directory);
   }
   const auto model = std::make_shared<Gpt>(config_of(latest->position.values));
-  const auto at = snapshots.resume(model);
-  std::fprintf(stderr, "%s: step %ld\n", latest->path.filename().c_str(), at.step);
+  const auto position = snapshots.resume(model);
+  std::fprintf(stderr, "%s: step %ld\n", latest->path.filename().c_str(), position.step);
   model->eval();
   return model;
 }
 
-// Of the last position's logits: [vocabulary].
+// Chooses a byte by the logits of the last position: [vocabulary].
 int64_t choose(torch::Tensor logits, const Options& options) {
   if (options.temperature < 1e-6) return logits.argmax().item<int64_t>();
   if (options.top_k > 0 && options.top_k < logits.numel()) {
@@ -72,7 +73,7 @@ int64_t choose(torch::Tensor logits, const Options& options) {
 
 void write(Gpt& model, const Options& options) {
   torch::NoGradGuard no_grad;
-  torch::manual_seed(options.seed);  // after loading, which has brought the training's random state
+  torch::manual_seed(options.seed);  // after resume(), which restores the training's random state
   const auto& prompt = options.prompt.empty() ? std::string("\n") : options.prompt;
   std::vector<int64_t> text;
   for (const char byte : prompt) text.push_back(static_cast<unsigned char>(byte));

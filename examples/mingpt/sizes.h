@@ -1,4 +1,4 @@
-// The model sizes that go by a name, and a model's shape as the values that a snapshot keeps.
+// The named model sizes, and a model's dimensions as values in a snapshot.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +53,14 @@ inline Values values_of(const Config& config) {
           {"context", config.context}};
 }
 
-// For looking at a model, not for training it on: without dropout.
+// For inference, so without dropout.
 inline Config config_of(const Values& values) {
   const auto value = [&](const char* name) {
     const auto found = values.find(name);
     const auto* number = found == values.end() ? nullptr : std::get_if<int64_t>(&found->second);
     if (number && *number > 0) return *number;
-    throw lockstep::UsageError("the snapshot does not say the model's " + std::string(name) +
-                               "\nhint: give a directory that mingpt_train has written");
+    throw lockstep::UsageError("the snapshot does not contain the model's " + std::string(name) +
+                               "\nhint: pass a directory that mingpt_train has written");
   };
   return {.layers = value("layers"),
           .heads = value("heads"),

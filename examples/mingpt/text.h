@@ -1,4 +1,4 @@
-// The text to learn, as tokens. A token is a byte, so that any file will do and no vocabulary has to be kept.
+// The training text, as tokens. A token is a byte, so any file can be used and no vocabulary is needed.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace mingpt {
 
-// A file; or the files of a directory in the order of their names, without symbolic links, which would say
-// things twice.
+// Reads a file, or the files of a directory in the order of their names. Skips symbolic links, which would
+// repeat text.
 inline std::string read_text(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   std::vector<fs::path> files;
@@ -40,13 +40,13 @@ inline std::string read_text(const std::filesystem::path& path) {
   }
   if (error) {
     throw lockstep::UsageError("the text " + path.string() + " cannot be read: " + error.message() +
-                               "\nhint: give a file or a directory of files with --text");
+                               "\nhint: pass a file or a directory of files with --text");
   }
   return text;
 }
 
-// Rank 0's text on all ranks, which thus need neither have the file nor have the same. Bytes, in one
-// dimension.
+// Sends rank 0's text to all ranks, so that the others do not need the file. Returns a one-dimensional tensor
+// of bytes.
 inline torch::Tensor share_text(const std::string& text, lockstep::ProcessGroup& group) {
   auto size = torch::tensor(static_cast<int64_t>(text.size()));
   group.broadcast(size);
@@ -56,11 +56,11 @@ inline torch::Tensor share_text(const std::string& text, lockstep::ProcessGroup&
   return bytes;
 }
 
-// Pieces of a text that are one token longer than the context: what a model reads is all but the last token,
-// what it is to say all but the first.
+// Pieces of a text that are one token longer than the context: the model's input is all but the last token,
+// its target is all but the first.
 class Windows {
  public:
-  // One window begins at every `stride` tokens.
+  // A window starts every `stride` tokens.
   Windows(torch::Tensor tokens, int64_t context, int64_t stride)
       : windows_(tokens.numel() > context ? tokens.unfold(0, context + 1, stride)  // a view
                                           : tokens.new_empty({0, context + 1})) {}

@@ -1,15 +1,15 @@
-// Trains a small GPT on text; the same program on one rank and on many.
+// Trains a small GPT on text. The same program runs on one rank and on many.
 //
 //   mingpt_train --snapshots run                                              one process
 //   lockstep run --nproc-per-node 2 mingpt_train --snapshots run              two, on one machine
 //   lockstep run --nnodes 2 --node-rank 0 --master-addr HOST --nproc-per-node 2 mingpt_train --snapshots run
 //   lockstep run --nnodes 2 --node-rank 1 --master-addr HOST --nproc-per-node 2 mingpt_train --snapshots run
 //                                                                             four, on two machines
-//   mingpt_sample run --prompt "You may"                                      text from what has been learnt
+//   mingpt_sample run --prompt "You may"                                      generates text
 //
-// Killed and started again, with as many ranks or with others, it goes on from the newest snapshot. The
-// global batch does not depend on the number of ranks, nor does what is in it; so neither do the losses, but
-// for rounding.
+// If it is killed and restarted, with the same or another number of ranks, it resumes from the newest
+// snapshot. The size and contents of the global batch do not depend on the number of ranks, so neither do the
+// losses, except for rounding.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -43,8 +43,8 @@ torch::Tensor loss_of(const torch::Tensor& logits, const torch::Tensor& windows)
 }
 torch::Tensor input_of(const torch::Tensor& windows) { return windows.slice(1, 0, -1); }
 
-// The samples of this rank's share of the next global batch. What is too little for a whole batch at the end
-// of an epoch is left out.
+// Returns this rank's share of the samples of the next global batch. An incomplete batch at the end of an
+// epoch is skipped.
 std::vector<size_t> next_share(DistributedSampler& sampler, size_t share) {
   auto samples = sampler.next(share);
   if (samples && samples->size() == share) return *samples;
@@ -53,12 +53,12 @@ std::vector<size_t> next_share(DistributedSampler& sampler, size_t share) {
   return sampler.next(share).value();
 }
 
-// One share of gradients, averaged over all ranks when it returns; gives the loss over the global batch.
+// Computes the gradients of one step, averaged over all ranks, and returns the loss over the global batch.
 double accumulate(Ddp& ddp, const Windows& text, const std::vector<size_t>& samples, const BatchPlan& plan) {
   auto loss = torch::zeros({});
   for (int64_t pass = 0; pass < plan.passes; ++pass) {
     const auto windows = text.at(samples.data() + pass * plan.rows, plan.rows);
-    ddp.set_gradient_sync(pass + 1 == plan.passes);  // the last pass sends the sum of all
+    ddp.set_gradient_sync(pass + 1 == plan.passes);  // the last pass sends the accumulated gradients
     auto part = loss_of(ddp(input_of(windows)), windows) / plan.passes;
     part.backward();
     loss += part.detach();
@@ -67,7 +67,7 @@ double accumulate(Ddp& ddp, const Windows& text, const std::vector<size_t>& samp
   return loss.item<double>();
 }
 
-// Every window once, on one of the ranks; each rank's mean counts as much as it has windows.
+// Evaluates every window exactly once, on one of the ranks. Each rank's mean is weighted by its windows.
 double evaluate(Ddp& ddp, const Windows& text, int64_t rows) {
   torch::NoGradGuard no_grad;
   ddp.eval();
@@ -87,10 +87,10 @@ void check_length(const Windows& training, const Windows& held_out, const Option
   const auto batch = static_cast<size_t>(options.global_batch);
   if (training.size() >= batch && held_out.size() > 0) return;
   throw lockstep::UsageError(
-      "the text " + options.text + " is too short: it gives " + std::to_string(training.size()) +
-      " windows to learn and " + std::to_string(held_out.size()) + " to hold out, with a context of " +
+      "the text " + options.text + " is too short: it has " + std::to_string(training.size()) +
+      " windows for training and " + std::to_string(held_out.size()) + " held out, with a context of " +
       std::to_string(options.context) + " bytes, and a step takes " + std::to_string(batch) +
-      "\nhint: give more text (--text), or lower --context or --global-batch");
+      "\nhint: use more text (--text), or lower --context or --global-batch");
 }
 
 int train(const Options& options) {
@@ -116,34 +116,35 @@ int train(const Options& options) {
   DistributedSampler sampler(training.size(), group, {.seed = options.seed, .drop_last = true});
 
   std::optional<lockstep::Snapshots> snapshots;
-  lockstep::Position at;
+  lockstep::Position start;
   if (!options.snapshots.empty()) {
     snapshots.emplace(options.snapshots, group);
-    at = snapshots->resume(ddp, optimizer, sampler, scheduler);
+    start = snapshots->resume(ddp, optimizer, sampler, scheduler);
   }
   sampler.reset();
-  LossLog log(speaks ? options.json : "", at.step > 0);
+  LossLog log(speaks ? options.json : "", start.step > 0);
   if (speaks) {
     int64_t parameters = 0;
     for (const auto& parameter : model->parameters()) parameters += parameter.numel();
     std::printf("%s: %ld parameters; %ld bytes of text; %s\n", options.model.c_str(), parameters,
                 text.numel(), plan.text().c_str());
-    if (at.step > 0) {
-      std::printf("going on after step %ld%s\n", at.step,
-                  at.step < options.steps ? "" : ", which was the last: more with --steps");
+    if (start.step > 0) {
+      std::printf("resuming after step %ld%s\n", start.step,
+                  start.step < options.steps ? "" : ", which was the last: use a larger --steps to continue");
     }
     std::fflush(stdout);
   }
 
   using Clock = std::chrono::steady_clock;
-  lockstep::Progress bar(group, {.steps = options.steps - at.step, .label = options.model, .unit = "tokens"});
+  lockstep::Progress bar(group,
+                         {.steps = options.steps - start.step, .label = options.model, .unit = "tokens"});
   std::chrono::duration<double> busy{};
   int64_t tokens = 0;
-  for (auto step = at.step; step < options.steps; ++step) {
+  for (auto step = start.step; step < options.steps; ++step) {
     const auto begin = Clock::now();
     optimizer.zero_grad();
     const auto loss = accumulate(ddp, training, next_share(sampler, plan.share()), plan);
-    // A loss that is not a number ends the run here, before it is in the weights and in a snapshot.
+    // A non-finite gradient stops the run here, before it reaches the weights and a snapshot.
     lockstep::clip_grad_norm_(ddp.parameters(), options.clip, 2, /*error_if_nonfinite=*/true);
     optimizer.step();
     scheduler.step();
@@ -166,7 +167,7 @@ int train(const Options& options) {
       tokens = 0;
     }
     if (snapshots && (done % options.snapshot_every == 0 || done == options.steps)) {
-      log.flush();  // before the snapshot, after which these steps are not done again
+      log.flush();  // before the snapshot: these steps are not repeated after it
       snapshots->save(ddp, optimizer, sampler, scheduler,
                       {.epoch = sampler.epoch(), .step = done, .values = values_of(model->config)});
     }

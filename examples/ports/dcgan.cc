@@ -1,10 +1,11 @@
-// A generative adversarial network of convolutions.
-// Shows: two wrappers, two optimizers, noise of its own on each rank, batch norm, two backward passes a step.
+// A convolutional generative adversarial network.
+// Shows: two wrappers, two optimizers, different noise on each rank, batch norm, two backward passes per
+// step.
 //
 //   build/release/examples/ports/dcgan [folder with Fashion-MNIST]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/dcgan
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>

@@ -1,10 +1,10 @@
-// What programs for MPI do by hand: broadcast every parameter once, all-reduce every gradient in every step.
-// Shows: the same by hand and with the wrapper; both find the same parameters, bit for bit.
+// What MPI programs do by hand: broadcast every parameter once, all-reduce every gradient in every step.
+// Shows: the same by hand and with the wrapper; both compute bitwise the same parameters.
 //
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/dist_mnist by-hand
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/dist_mnist
 //
-// Lines marked - are those that the wrapper saves; the line marked + takes their place.
+// The wrapper makes the lines marked - unnecessary; the line marked + replaces them.
 #include <cstdio>
 #include <cstring>
 #include <optional>

@@ -1,10 +1,10 @@
-// A generative adversarial network of plain layers.
-// Shows: alternating steps of two wrapped models, one frozen while the other learns; a Sequential.
+// A generative adversarial network of linear layers.
+// Shows: alternating steps of two wrapped models, one frozen while the other is trained; a Sequential.
 //
 //   build/release/examples/ports/gan [folder with Fashion-MNIST]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/gan
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>
@@ -41,14 +41,14 @@ int main(int argc, char** argv) {
   };
   for (int epoch = 1; epoch <= 20; ++epoch) {
     for (const auto& real : mine.split(per_rank)) {
-      // The painter holds still.
+      // The painter is not trained.
       critic->zero_grad();
       const auto fake = painter->forward(torch::randn({per_rank, dims})).detach();
       const auto both = critic->forward(torch::cat({real, fake}));
       judge(both, torch::cat({yes, no})).backward();
       critic_adam.step();
 
-      // The critic holds still. Not frozen, its gradients would travel, too, for nothing.
+      // The critic is not trained. Unless it is frozen, its gradients are also sent, for nothing.
       freeze(critic, true);
       painter->zero_grad();
       const auto painted = painter->forward(torch::randn({per_rank, dims}));

@@ -1,11 +1,11 @@
-// A language model: an LSTM that reads text letter by letter. The text is cut into rows that are read side by
-// side; the state after a piece of them is where the next piece begins.
-// Shows: truncated backpropagation through time, a state that stays with its rows, clipped gradients.
+// A language model: an LSTM that reads text letter by letter. The text is divided into rows that are read in
+// parallel, piece by piece; the state after one piece is the initial state of the next.
+// Shows: truncated backpropagation through time, a state that stays with its rows, gradient clipping.
 //
 //   build/release/examples/ports/language_model
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/language_model
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +17,7 @@
 
 using State = std::tuple<torch::Tensor, torch::Tensor>;
 
-// Sentences of four words, each of a list of its own; the same on every rank.
+// Sentences of four words, each from its own list. The same on every rank.
 torch::Tensor write_text(int64_t length) {
   const std::array<std::array<const char*, 4>, 4> words{{{"every ", "one ", "the last ", "no "},
                                                          {"rank ", "process ", "gradient ", "bucket "},
@@ -58,21 +58,21 @@ int main() {
   torch::optim::Adam optimizer(model->parameters(), 5e-3);
 
   for (int epoch = 1; epoch <= 4; ++epoch) {
-    // The state of this rank's rows alone: it is never exchanged.
+    // The state of this rank's rows, which is never exchanged.
     auto hidden = torch::zeros({1, text.size(0), 64}), cell = torch::zeros({1, text.size(0), 64});
     auto sum = torch::zeros({1});
     int steps = 0;
-    for (int64_t at = 0; at + piece < text.size(1); at += piece, ++steps) {
-      const auto here = text.narrow(1, at, piece), following = text.narrow(1, at + 1, piece);
+    for (int64_t start = 0; start + piece < text.size(1); start += piece, ++steps) {
+      const auto here = text.narrow(1, start, piece), following = text.narrow(1, start + 1, piece);
       optimizer.zero_grad();
       auto [output, state] = ddp(here, State(hidden, cell));
       // was: auto [output, state] = model(here, State(hidden, cell));
       auto loss = torch::cross_entropy_loss(output.flatten(0, 1), following.flatten());
       loss.backward();
-      // Of the averaged gradients: all ranks alike.
+      // The averaged gradients are the same on all ranks, and so is the clipping.
       torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
       optimizer.step();
-      hidden = std::get<0>(state).detach();  // backward ends here
+      hidden = std::get<0>(state).detach();  // backward stops here
       cell = std::get<1>(state).detach();
       sum += loss.detach();
     }

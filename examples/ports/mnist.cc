@@ -1,10 +1,10 @@
-// A classifier: a convolutional net that is a local variable, a loop that trains it, a loop that tests it.
+// A classifier: a convolutional net in a local variable, a training loop and a test loop.
 // Shows: a module on the stack, loaders for training and for testing, metrics over all ranks.
 //
 //   build/release/examples/ports/mnist [folder with Fashion-MNIST]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/mnist
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>
@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
 
   lockstep::seed_everything(1);  // was: torch::manual_seed(1);
   Net model;
-  lockstep::DistributedDataParallel ddp(model);  // + it stays on the stack
+  lockstep::DistributedDataParallel ddp(model);  // + the model stays on the stack
   torch::optim::Adam optimizer(model.parameters(), 2e-3);
 
   auto data = Pictures(2000, folder).map(Stack<>());

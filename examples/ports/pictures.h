@@ -1,6 +1,6 @@
-// What the ports look at: pictures of 28 by 28 in ten classes. Fashion-MNIST where its folder is given (on
-// Debian: apt-get install dataset-fashion-mnist, /usr/share/datasets/fashion-mnist); otherwise flowers that
-// are drawn here, of two to six petals, filled or in outline; the same on every rank.
+// The data of the ports: 28x28 images in ten classes. Fashion-MNIST if its folder is given (on Debian:
+// apt-get install dataset-fashion-mnist, /usr/share/datasets/fashion-mnist). Otherwise generated flowers of
+// two to six petals, filled or in outline, the same on every rank.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 class Pictures : public torch::data::Dataset<Pictures> {
  public:
-  // At most `count`. `part` is "train" or "t10k".
+  // Reads or generates at most `count` images. `part` is "train" or "t10k".
   Pictures(int64_t count, const std::string& folder, const std::string& part = "train") {
     if (folder.empty()) {
       draw(count, part == "train" ? 0 : 1000000);
@@ -53,7 +53,7 @@ class Pictures : public torch::data::Dataset<Pictures> {
   torch::Tensor images_, labels_;
 };
 
-// How far two sets of pictures are from each other, by the mean and the spread of each pixel.
+// The distance between two sets of images, by the mean and the standard deviation of each pixel.
 inline double distance(const torch::Tensor& some, const torch::Tensor& others) {
   const auto apart = (some.mean(0) - others.mean(0)).abs() + (some.std(0) - others.std(0)).abs();
   return apart.mean().item<double>();

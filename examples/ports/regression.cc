@@ -1,11 +1,11 @@
 // Polynomial regression: finds the coefficients of a hidden polynomial, until the loss is small.
-// Shows: random values that all ranks must share, random values that none must share, and a decision to stop
-// that all ranks take together.
+// Shows: random values that all ranks must share, random values that must differ, and a stopping condition
+// that is the same on all ranks.
 //
 //   build/release/examples/ports/regression
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/regression
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>
@@ -26,7 +26,7 @@ int main() {
   const auto group = lockstep::init_process_group();       // +
   const auto per_rank = batch_size / group->world_size();  // +
 
-  // Not seeded: every run has a target of its own, which is the same on all ranks.
+  // Without a seed, each run has a different target, which is the same on all ranks.
   auto target = torch::randn({kDegree, 1}) * 3;
   auto offset = torch::randn({1}) * 3;
 
@@ -34,7 +34,7 @@ int main() {
   lockstep::DistributedDataParallel ddp(model);  // +
   torch::optim::Adam optimizer(model->parameters(), 0.05);
 
-  lockstep::seed_everything(1);  // + from here on each rank draws points of its own
+  lockstep::seed_everything(1);  // + from here on, each rank draws different points
   int64_t step = 0;
   for (double loss = 1; loss > 1e-5 && step < 5000; ++step) {
     const auto x = powers(torch::rand({per_rank}) * 2 - 1);

@@ -1,11 +1,11 @@
-// A small residual network, with a learning rate that decays.
-// Shows: batch norm over the batches of all ranks, a schedule, snapshots: killed and started again, it ends
-// as if nothing had happened.
+// A small residual network, with a decaying learning rate.
+// Shows: batch norm over the batches of all ranks; a schedule; snapshots, so that a run that is killed and
+// restarted ends with the same parameters.
 //
 //   build/release/examples/ports/resnet [epochs] [folder for snapshots]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/resnet 4 run1
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
 
   lockstep::seed_everything(1);  // was: torch::manual_seed(1);
   ResNet model;
-  lockstep::convert_sync_batchnorm(model);       // + statistics of the whole batch, not of a rank's part
+  lockstep::convert_sync_batchnorm(model);  // + statistics of the whole batch, not only of this rank's part
   lockstep::DistributedDataParallel ddp(model);  // +
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   lockstep::Scheduler scheduler(optimizer, lockstep::schedules::exponential(0.5));  // +
@@ -64,11 +64,11 @@ int main(int argc, char** argv) {
   auto loader = lockstep::make_data_loader(std::move(data), per_rank, {.shuffle = false});
   // was: auto loader = torch::data::make_data_loader<SequentialSampler>(std::move(data), batch_size);
 
-  std::optional<lockstep::Snapshots> snapshots;                               // +
-  if (argc > 2) snapshots.emplace(argv[2]);                                   // +
-  lockstep::Position at;                                                      // +
-  if (snapshots) at = snapshots->resume(ddp, optimizer, *loader, scheduler);  // +
-  for (auto epoch = at.epoch; epoch < epochs; ++epoch) {
+  std::optional<lockstep::Snapshots> snapshots;                                  // +
+  if (argc > 2) snapshots.emplace(argv[2]);                                      // +
+  lockstep::Position start;                                                      // +
+  if (snapshots) start = snapshots->resume(ddp, optimizer, *loader, scheduler);  // +
+  for (auto epoch = start.epoch; epoch < epochs; ++epoch) {
     // was: for (int64_t epoch = 0; epoch < epochs; ++epoch) {
     auto sum = torch::zeros({1});
     int steps = 0;

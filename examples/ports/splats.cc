@@ -1,11 +1,11 @@
-// Fits a picture with a sum of soft round spots. Spots that have faded vanish, and where the picture pulls
-// hardest a spot splits in two: the parameters change their number while training.
-// Shows: parameters that appear and vanish.
+// Approximates an image by a sum of soft round spots. Faded spots are removed, and spots with the largest
+// gradients split in two, so the number of parameters changes during training.
+// Shows: parameters that are added and removed.
 //
 //   build/release/examples/ports/splats
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/splats
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 #include <memory>
 
@@ -21,12 +21,12 @@ struct SpotsImpl : torch::nn::Module {
     size = register_parameter("size", torch::full({count}, 0.15));
     light = register_parameter("light", torch::full({count}, 0.3));
   }
-  // The light at each of the points [m, 2].
+  // Returns the light at each of the points [m, 2].
   torch::Tensor forward(const torch::Tensor& points) {
     const auto apart = (points.unsqueeze(1) - place).pow(2).sum(2);  // [m, n]
     return torch::exp(apart / (-2 * size.pow(2))).mv(light);
   }
-  // `chosen` has the numbers of the spots to keep; those of `split` follow once more, a bit beside.
+  // Keeps the spots with the indices `chosen`, and adds a slightly shifted copy of those in `split`.
   void become(const torch::Tensor& chosen, const torch::Tensor& split) {
     const torch::NoGradGuard no_grad;
     light.index_put_({split}, light.index({split}) / 2);

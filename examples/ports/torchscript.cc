@@ -1,15 +1,16 @@
-// Trains a TorchScript model: a file that usually Python wrote, here made in C++ if there is none.
-// Shows: lockstep/jit.h, a file that one rank writes and all read.
+// Trains a TorchScript model. Such a file is usually written by Python; here it is created in C++ if it does
+// not exist.
+// Shows: lockstep/jit.h, a file that one rank writes and all ranks read.
 //
 //   build/release/examples/ports/torchscript [model.pt]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/torchscript model.pt
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 #include <filesystem>
 #include <string>
 
-#include <ATen/core/ivalue.h>  // first: clang in C++20 reads the next one only after it
+#include <ATen/core/ivalue.h>  // first: in C++20, clang compiles the next header only after it
 #include <torch/script.h>
 
 #include <lockstep/jit.h>       // +
@@ -52,9 +53,9 @@ int main(int argc, char** argv) {
   torch::manual_seed(1);
   if (group->rank() == 0)  // +
     if (!std::filesystem::exists(path)) write_model(path);
-  group->barrier();  // + the file is there
+  group->barrier();  // + wait until the file exists
   auto model = torch::jit::load(path);
-  lockstep::DistributedDataParallel ddp(model);  // + a copy of a TorchScript module is the same module
+  lockstep::DistributedDataParallel ddp(model);  // + a copy refers to the same module
   const auto parameters = parameters_of(model);
   torch::optim::Adam optimizer(parameters, 5e-3);
 

@@ -1,10 +1,10 @@
 // A variational autoencoder.
-// Shows: a forward that returns a struct, noise that differs from rank to rank, a loss that is a sum.
+// Shows: a forward that returns a struct, different noise on each rank, a loss that is a sum.
 //
 //   build/release/examples/ports/vae [folder with Fashion-MNIST]
 //   build/release/bin/lockstep run --nproc-per-node 2 build/release/examples/ports/vae
 //
-// Lines marked + are new; "was" gives the line that stood there before.
+// Lines marked + are new; "was" shows the line that was there before.
 #include <cstdio>
 
 #include <lockstep/lockstep.h>  // was: #include <torch/torch.h>

@@ -216,7 +216,9 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(backend.get())) {
     auto endpoint = ours->endpoint();
-    endpoint->await_connection();
+    // Returns when all ranks are connected, as the control lane wants them to be.
+    Request barrier;
+    endpoint->run(barrier);
     endpoint->add_owner();
     use_endpoint(group, std::move(endpoint));
     group.make_c10d = [backend] { return backend; };

@@ -119,7 +119,7 @@ class Losses(unittest.TestCase):
         self.assertNotIn(training.SHM, [one["variant"] for one in raw["runs"]])
         self.assertEqual(len(raw["failures"]), len(training.VARIANTS))
         for failure in raw["failures"]:
-            self.assertIn("refused", failure)
+            self.assertIn("rejected", failure)
             self.assertIn(training.SHM, failure)
 
     def test_each_alternation_begins_with_another_variant(self):

@@ -119,7 +119,7 @@ class TextTest(unittest.TestCase):
     def test_figures_without_goals(self):
         shown = text.tables_text(without_goals(made_up_results()))
         for said in (r"\nFigures\n=======\n", r"\n +far +12\.3  x PyTorch\n", r"\n +near +5\.00  x PyTorch\n",
-                     r"4 measured, 1 not measured\. There are goals for 2 cores of AMD EPYC"):
+                     r"4 measured, 1 not measured\. Goals exist only for 2 cores of AMD EPYC"):
             self.assertRegex(shown, said)
         for said in ("REACHED", "reached", "at least", "at most"):
             self.assertNotIn(said, shown)
@@ -176,7 +176,7 @@ class PageTest(unittest.TestCase):
     def test_contents(self):
         texts = self.page.texts
         self.assertEqual(texts["h1"], [page.TITLE])
-        self.assertEqual(texts["h2"], ["What was to be reached", f"Full {ODD}", "Empty"])
+        self.assertEqual(texts["h2"], ["Goals", f"Full {ODD}", "Empty"])
         for said in ("2 cores of Some CPU, 23.4 GiB, Linux 6.1", "libtorch-dev 1.13, g++ 12", "2026-11-16 12:00 UTC"):
             self.assertIn(said, texts["dd"])
         self.assertIn("2 reached, 2 NOT REACHED, 1 not measured", texts["p"])

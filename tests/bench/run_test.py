@@ -22,22 +22,22 @@ class Wrong(unittest.TestCase):
         self.assertNotIn("Traceback", done.stderr)
 
     def test_arguments(self):
-        self.refused("which build directory?")
+        self.refused("the build directory is missing")
         self.refused("hint: `make bench` builds it", "/no/such/build")
-        self.refused("x is none of collectives, training", ".", "--parts", "training,x")
-        self.refused("bert is none of cnn, gpt", ".", "--models", "bert")
-        self.refused("3 is none of 1, 2, 4", ".", "--worlds", "2,3")
+        self.refused("x is not one of collectives, training", ".", "--parts", "training,x")
+        self.refused("bert is not one of cnn, gpt", ".", "--models", "bert")
+        self.refused("3 is not one of 1, 2, 4", ".", "--worlds", "2,3")
         for rounds in ("0", "-1", "many"):
-            self.refused(f"{rounds} is no number from 1 on", ".", f"--rounds={rounds}")
+            self.refused(f"{rounds} is not a positive integer", ".", f"--rounds={rounds}")
 
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "results.json")
             self.refused("cannot be shown: [Errno 2]", "--again", path)
             head = {"machine": {}, "versions": {}, "date": "", "command": "", "quick": False, "rounds": 1, "seconds": 1}
-            for content, said in (("{", "cannot be shown"), ("{}", "no results of make bench"),
-                                  (json.dumps({**head, "parts": {"training": {"raw": {}}}}), "of another version"),
-                                  (json.dumps({**head, "parts": {"other": {"raw": {}}}}), "of another version")):
+            for content, said in (("{", "cannot be shown"), ("{}", "not results of make bench"),
+                                  (json.dumps({**head, "parts": {"training": {"raw": {}}}}), "by another version"),
+                                  (json.dumps({**head, "parts": {"other": {"raw": {}}}}), "by another version")):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(content)
                 self.refused(said, "--again", path)
@@ -87,7 +87,7 @@ class Again(unittest.TestCase):
         files = self.shown(measured_on({**GOALS_MACHINE, "usable_cores": 4}))
         self.assertRegex(files["tables.txt"], r"all_reduce 25 MiB, 2 ranks, registered +2\.00  x Open MPI\n")
         for name in ("tables.txt", "report.html"):
-            self.assertIn("There are goals for 2 cores of AMD EPYC only", " ".join(files[name].split()))
+            self.assertIn("Goals exist only for 2 cores of AMD EPYC", " ".join(files[name].split()))
             self.assertNotIn("REACHED", files[name])
 
 

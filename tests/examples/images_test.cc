@@ -71,7 +71,7 @@ TEST_F(ImagesTest, RefusesWhatIsNoFileOfItsKindAndSaysWhy) {
   put("empty", "");
   EXPECT_THAT(refusal("empty", 1), HasSubstr("ends too early"));
   put("text", "hello, this is no image");
-  EXPECT_THAT(refusal("text", 1), HasSubstr("does not begin"));
+  EXPECT_THAT(refusal("text", 1), HasSubstr("does not start"));
   put("floats", idx({1}, "abcd", 13));
   EXPECT_THAT(refusal("floats", 1), HasSubstr("not bytes"));
   put("labels", idx({3}, "abc"));
@@ -79,7 +79,7 @@ TEST_F(ImagesTest, RefusesWhatIsNoFileOfItsKindAndSaysWhy) {
   put("short", idx({4}, "abc"));
   EXPECT_THAT(refusal("short", 1), HasSubstr("ends too early"));
   put("long", idx({2}, "abc"));
-  EXPECT_THAT(refusal("long", 1), HasSubstr("goes on"));
+  EXPECT_THAT(refusal("long", 1), HasSubstr("continues"));
   std::filesystem::create_directory(folder_ / "folder");
   refusal("folder", 1);
 }

@@ -69,10 +69,10 @@ TEST(Patterns, EarlyStopping) {
     int64_t bad_epochs = 0;
     for (int64_t epoch = 0; epoch < epochs; ++epoch) {
       train_one_epoch();
-      const double loss = lockstep::mean(validation_loss(), group);  // the same on all ranks, to the bit
+      const double loss = lockstep::mean(validation_loss(), group);  // bitwise the same on all ranks
       bad_epochs = loss < best ? 0 : bad_epochs + 1;
       best = std::min(best, loss);
-      if (bad_epochs > patience) break;                              // so all ranks leave here, or none
+      if (bad_epochs > patience) break;                              // so either all ranks stop here, or none
     }
     // clang-format on
     EXPECT_LT(done, epochs);
@@ -208,15 +208,16 @@ TEST(Patterns, UnevenData) {
     // clang-format off
     lockstep::Average train_loss;
     {
-      lockstep::Join join(ddp);                 // the rank with fewer batches goes on for the others
-      for (auto& [x, y] : batches) {
+      lockstep::Join join(ddp);
+      for (auto& [x, y] : batches) {            // call no other collective in this loop: a rank may have left it
         optimizer.zero_grad();
         auto loss = torch::mse_loss(ddp(x), y);
         loss.backward();
         optimizer.step();
         train_loss.add(loss, x.size(0));
       }
-    }                                           // no collective of your own in there: the first rank is gone
+      join.finish();                            // takes part in the other ranks' steps until all have finished
+    }
     const double mean_loss = train_loss.all_reduce(group);
     // clang-format on
     EXPECT_TRUE(std::isfinite(mean_loss));
