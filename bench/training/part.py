@@ -28,7 +28,7 @@ WORLDS = (1, 2, 4)
 TURNS = {"cnn": 16, "gpt": 6, "mlp": 10, "mingpt": 12, "resnet": 5}  # of each kind; half with more ranks than cores
 
 STARTED, TUNED = "PyTorch + Gloo, as started", "PyTorch + Gloo, tuned alike"
-HELPED = "PyTorch + Gloo, tuned, Gloo helped"  # as lockstep does (src/compat/gloo.cc)
+HELPED = "PyTorch + Gloo, tuned, Gloo helped"  # as lockstep does (src/gloo/make_gloo.cc)
 GLOO, SHM, REPLICAS = "lockstep + gloo", "lockstep + shm", "lockstep DataParallel"
 VARIANTS = (STARTED, TUNED, HELPED, GLOO, SHM, REPLICAS)
 RANKED = VARIANTS[:-1]  # those with several ranks

@@ -3,7 +3,7 @@
 
 It has the same models, weights, batches, kinds of step, flags and JSON; train_step.cc explains them. With --tuned, it
 applies lockstep's tuning: each rank is bound to its own core, and freed memory is kept. Without it, PyTorch runs as
-users start it. With --patient, Gloo's threads are also scheduled as lockstep does (src/compat/gloo.cc).
+users start it. With --patient, Gloo's threads are also scheduled as lockstep does (src/gloo/make_gloo.cc).
 """
 import argparse
 import contextlib

@@ -78,7 +78,7 @@ class ProcessGroup {
   int local_world_size() const;  // how many those are
   int node_rank() const;
   int num_nodes() const;
-  const std::string& backend() const;  // "gloo"; "single" in a world of one
+  const std::string& backend() const;  // "shm" or "gloo"; "single" in a world of one
 
   // In place: afterwards every rank has the reduction over all ranks.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);

@@ -64,7 +64,8 @@ struct SamplerState {
 // the result does above 2^32.) Does not touch the program's random generators.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  // Reads the rank and size of the group, and does not keep a reference to it.
+  // Takes rank and size from the group, again whenever an epoch starts or continues at another position. Does
+  // not keep the group alive.
   explicit DistributedSampler(size_t dataset_size, std::shared_ptr<ProcessGroup> group = default_group(),
                               SamplerOptions options = {});
   DistributedSampler(size_t dataset_size, int num_replicas, int rank, SamplerOptions options = {});

@@ -14,7 +14,7 @@ namespace lockstep {
 // Every Work must be waited for; until then its outputs are not valid. Not thread-safe.
 class [[nodiscard]] Work {
  public:
-  struct State;  // src/comm/work_state.h
+  struct State;  // src/comm/work.h
 
   Work() = default;  // done already
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}

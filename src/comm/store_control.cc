@@ -100,7 +100,7 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
   }
 }
 
-std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere() {
+std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere(uint64_t data_call) {
   try {
     const auto store = group_.store->until(base::Deadline::in(kAnswerSoon));
     for (int rank = 0; rank < group_.world_size; ++rank) {
@@ -108,7 +108,7 @@ std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere() {
       const auto text = store->look(key_of(exchanges_, rank));
       if (!text) continue;
       auto entry = decode(*text);
-      if (entry.data_calls < data_calls_()) return Elsewhere{rank, std::move(entry.label)};
+      if (entry.data_calls < data_call) return Elsewhere{rank, std::move(entry.label)};
     }
   } catch (const Error& error) {
     base::log_debug("the store does not tell who is in an exchange: {}", error.what());

@@ -20,13 +20,13 @@ class StoreControl final : public Control {
   // `data_calls`: how many data calls this rank has begun on the group.
   StoreControl(ProcessGroup::Impl& group, std::function<uint64_t()> data_calls);
 
-  // A rank that is in the exchange that would be this rank's next, although it has not made all of the data
-  // calls that this rank has begun: the two do not make the same calls. For a data call that waits.
+  // For a data call that waits: a rank that is in the exchange that would be this rank's next, and has not
+  // made this call before. The two do not make the same calls.
   struct Elsewhere {
     int rank;
     std::string label;
   };
-  std::optional<Elsewhere> find_elsewhere();
+  std::optional<Elsewhere> find_elsewhere(uint64_t data_call);
 
  protected:
   std::vector<std::string> exchange_bytes(const char* label, std::string_view mine) override;

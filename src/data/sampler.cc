@@ -68,8 +68,9 @@ struct DistributedSampler::Impl {
 
   std::mutex mutex;  // guards everything below
   const SamplerOptions options;
-  const int world;
-  const int rank;
+  std::weak_ptr<ProcessGroup> group;  // whose ranks these are; the sampler does not keep it alive
+  int world;
+  int rank;
   uint64_t dataset_size;
 
   // The current epoch, and the position in its order from which it is distributed.
@@ -114,7 +115,16 @@ struct DistributedSampler::Impl {
   uint64_t position() const { return begun && counting == Counting::HandedOut ? handed_out : advanced; }
   uint64_t consumed() const { return shard_from(start).consumed(position()); }
 
+  // The group may have got other ranks. They share what is left of an epoch when it is distributed again.
+  void follow_group() {
+    const auto now = group.lock();
+    if (!now) return;
+    world = now->world_size();
+    rank = now->rank();
+  }
+
   void point_to(int64_t new_epoch, uint64_t new_start) {
+    follow_group();
     epoch = new_epoch;
     start = new_start;
     advanced = 0;
@@ -125,6 +135,7 @@ struct DistributedSampler::Impl {
   void point() { pointed = ever_pointed = true; }
 
   void begin(uint64_t from) {
+    follow_group();
     samples.reset();  // first, so that two are never in memory at once
     samples = samples_from(from);
     start = from;
@@ -173,7 +184,9 @@ struct DistributedSampler::Impl {
 
 DistributedSampler::DistributedSampler(size_t dataset_size, std::shared_ptr<ProcessGroup> group,
                                        SamplerOptions options)
-    : DistributedSampler(dataset_size, checked(group).world_size(), checked(group).rank(), options) {}
+    : DistributedSampler(dataset_size, checked(group).world_size(), checked(group).rank(), options) {
+  impl_->group = std::move(group);
+}
 
 DistributedSampler::DistributedSampler(size_t dataset_size, int num_replicas, int rank,
                                        SamplerOptions options) {

@@ -131,7 +131,9 @@ void Transport::begin(Started& call) {
 }
 
 void Transport::wait(Started& call) {
-  if (!ends_soon(call)) wait_and_watch(call);
+  if (ends_soon(call)) return;
+  Lookout lookout(*this, call);
+  wait_and_watch(call, lookout);
 }
 
 bool Transport::ends_soon(Started& call) {
@@ -143,25 +145,35 @@ bool Transport::ends_soon(Started& call) {
   }
 }
 
-bool Transport::hopeless(const Started& call) const {
-  if (comm::is_hopeless(group_)) return true;
-  if (control_ == nullptr || call.number == 0) return false;
-  if (const auto elsewhere = control_->find_elsewhere()) {
-    throw comm::Disagreement{elsewhere->rank, call.number, call.text(), elsewhere->label};
+Transport::Lookout::Lookout(Transport& transport, const Started& call)
+    : transport_(transport), call_(call), slow_(Deadline::in(kSlowWait)), look_(Deadline::in(0ms)) {}
+
+bool Transport::Lookout::hopeless() {
+  if (elsewhere_ || comm::is_hopeless(transport_.group_)) return true;
+  if (!look_.expired()) return false;
+  look_ = Deadline::in(kBetweenLooks);
+  if (slow_.expired() && !std::exchange(reported_, true)) {
+    comm::report_waiting(transport_.group_, comm::numbered(call_.number, call_.text()));
   }
-  return false;
+  if (transport_.control_ == nullptr || call_.number == 0) return false;
+  if (const auto found = transport_.control_->find_elsewhere(call_.number)) {
+    elsewhere_ = {found->rank, call_.number, call_.text(), found->label};
+  }
+  return elsewhere_.has_value();
 }
 
-void Transport::wait_and_watch(Started& call) {
-  const auto slow = Deadline::in(kSlowWait);
-  bool reported = false;
+void Transport::Lookout::report() const {
+  if (elsewhere_) throw *elsewhere_;
+}
+
+void Transport::wait_and_watch(Started& call, Lookout& lookout) {
   auto look = Deadline::in(0ms);
   // Asking again and again costs less than waits that end in an exception.
   while (!call.work->isCompleted()) {
     if (look.expired()) {
-      if (hopeless(call)) throw std::runtime_error("the wait was given up");
-      if (slow.expired() && !std::exchange(reported, true)) {
-        comm::report_waiting(group_, comm::numbered(call.number, call.text()));
+      if (lookout.hopeless()) {
+        lookout.report();
+        throw std::runtime_error("the wait was given up");
       }
       look = Deadline::in(kBetweenLooks);
     }

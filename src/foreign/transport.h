@@ -1,7 +1,7 @@
 // A c10d backend of somebody else's as a transport. Gloo's (gloo/transport.h) is derived from it.
 //
 // Such a backend has threads of its own that wait for peers and do not notice the end of a third rank. So
-// whoever waits here also watches (waiting.h), and gives the call up when there is no hope for it; the
+// whoever waits here also looks around, and gives the call up when there is no hope for it; the
 // backend's threads keep the memory of the call alive.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <lockstep/c10d.h>
 
 #include "base/deadline.h"
+#include "comm/diagnose.h"
 #include "comm/group.h"
 #include "comm/store_control.h"
 #include "comm/transport.h"
@@ -66,11 +67,28 @@ class Transport : public comm::Transport {
   // Makes the backend's threads stop waiting, if that is possible.
   virtual void interrupt() noexcept {}
 
+  // Looks around while a call takes its time.
+  class Lookout {
+   public:
+    Lookout(Transport& transport, const Started& call);
+    // Whether there is no hope for the call. Leaves word of a slow wait. May be asked by another thread,
+    // though never by two at once; does not throw.
+    bool hopeless();
+    // Throws what hopeless() found, if that says more than the end of the call will.
+    void report() const;
+
+   private:
+    Transport& transport_;
+    const Started& call_;
+    const base::Deadline slow_;
+    base::Deadline look_;
+    bool reported_ = false;
+    std::optional<comm::Disagreement> elsewhere_;
+  };
   // Whether the call ends within the time that is not suspicious.
   static bool ends_soon(Started& call);
   // Waits for one that does not.
-  void wait_and_watch(Started& call);
-  bool hopeless(const Started& call) const;
+  static void wait_and_watch(Started& call, Lookout& lookout);
 
   ProcessGroup::Impl& group_;
   c10::intrusive_ptr<c10d_backend> backend_;  // null once it has been given up

@@ -148,19 +148,27 @@ void Transport::wait(Started& call) {
 }
 
 void Transport::wait_for_collective(Started& call) {
+  const bool soon = ends_soon(call);
+  if (soon && !agreement_) return;
+  Lookout lookout(*this, call);
   const auto agree = [&](const std::function<bool()>& give_up) {
     if (agreement_) agreement_->verify(call.number, interrupter_, give_up);
   };
-  if (!ends_soon(call)) {
+  if (!soon) {
     try {
       // A call that differs from those of its peers never ends.
-      agree([&] { return call.work->isCompleted() || comm::is_hopeless(group_); });
+      agree([&] { return call.work->isCompleted() || lookout.hopeless(); });
     } catch (const std::exception&) {
       // The end of the call itself says more.
     }
-    wait_and_watch(call);
+    wait_and_watch(call, lookout);
   }
-  agree([&] { return comm::is_hopeless(group_); });
+  try {
+    agree([&] { return lookout.hopeless(); });
+  } catch (const std::exception&) {
+    lookout.report();
+    throw;
+  }
 }
 
 void Transport::wait_for_message(Started& call) {

@@ -13,6 +13,7 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "base/net.h"
+#include "base/rank_list.h"
 #include "comm/diagnose.h"
 #include "comm/failure.h"
 #include "comm/single.h"
@@ -202,7 +203,7 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
     for (const int member : members) facts.push_back(parent.ranks.at(member));
     const int rank = static_cast<int>(mine - members.begin());
     group = make_group(
-        fmt::format("group {} of ranks {} of {}", number, describe_ranks(members), parent.name),
+        fmt::format("group {} of ranks {} of {}", number, base::describe_ranks(members), parent.name),
         parent.backend, rank, facts, placement_of(rank, facts),
         {parent.store->under(fmt::format("group{}", number), members), parent.world_size}, deadline);
   } else if (mine != members.end()) {

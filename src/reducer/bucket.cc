@@ -26,7 +26,10 @@ void copy_scaled(at::Tensor view, const at::Tensor& gradient, double factor) {
 
 Bucket::Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<size_t> members, bool sparse)
     : members_(std::move(members)), sparse_(sparse) {
-  if (sparse_) return;
+  if (!sparse_) allocate(group, parameters);
+}
+
+void Bucket::allocate(ProcessGroup& group, const Parameters& parameters) {
   const auto options = parameters[members_.front()].tensor.options().requires_grad(false);
   const auto element_bytes = static_cast<int64_t>(options.dtype().itemsize());
   int64_t elements = 0;
@@ -34,6 +37,7 @@ Bucket::Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<si
   flat_ = group.empty({elements}, options);
   flat_.zero_();
 
+  views_.clear();
   int64_t offset = 0;
   for (const auto index : members_) {
     const auto& tensor = parameters[index].tensor;
@@ -44,6 +48,20 @@ Bucket::Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<si
         at::empty({0}, options).set_(flat_.storage(), flat_.storage_offset() + offset, tensor.sizes(), like));
     offset += padded(tensor.numel(), element_bytes);
   }
+}
+
+void Bucket::move_to(ProcessGroup& group, const Parameters& parameters) {
+  if (sparse_) return;
+  const at::NoGradGuard no_grad;
+  std::vector<size_t> held;
+  for (size_t slot = 0; slot < members_.size(); ++slot) {
+    const auto& gradient = parameters[members_[slot]].tensor.grad();
+    if (gradient.defined() && holds(slot, gradient)) held.push_back(slot);
+  }
+  const auto before = flat_;
+  allocate(group, parameters);
+  flat_.copy_(before);
+  for (const auto slot : held) parameters[members_[slot]].tensor.mutable_grad() = views_[slot].data();
 }
 
 bool Bucket::holds(size_t slot, const at::Tensor& gradient) const {

@@ -21,6 +21,9 @@ class Bucket {
   // has one member and no memory.
   Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<size_t> members, bool sparse);
 
+  // Moves it into memory of the group as it is now. Gradients that live in it move along.
+  void move_to(ProcessGroup& group, const Parameters& parameters);
+
   bool sparse() const { return sparse_; }
   const std::vector<size_t>& members() const { return members_; }  // indices of parameters
   at::Tensor& flat() { return flat_; }
@@ -41,6 +44,7 @@ class Bucket {
   void restore(size_t slot, const at::Tensor& lent);
 
  private:
+  void allocate(ProcessGroup& group, const Parameters& parameters);
   // Whether this gradient is the slot's memory already.
   bool holds(size_t slot, const at::Tensor& gradient) const;
 

@@ -62,6 +62,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
     }
   }
   launched_.reserve(buckets_.size());
+  memory_is_supplied_ = comm::generation_of(*group_)->transport->supplies_memory();
   timeline_.begin(buckets_.size());
 }
 
@@ -71,6 +72,11 @@ void Launcher::begin(int participants, bool takes_part) {
   generation_ = comm::generation_of(*group_);
   mean_ = Mean(participants, generation_->world_size, generation_->transport.get(), &is_average_free);
   takes_part_ = takes_part;
+  // The last generation may have had no memory to give.
+  if (!memory_is_supplied_ && generation_->transport->supplies_memory()) {
+    for (auto& bucket : buckets_) bucket.move_to(*group_, parameters_);
+    memory_is_supplied_ = true;
+  }
   timeline_.begin(buckets_.size());
 }
 
@@ -149,10 +155,12 @@ void Launcher::launch(size_t index) {
   });
 }
 
-// The time counts as exposed: what this rank does here, it does for the exchange.
+// Where the transport needs that, the time counts as exposed: what this rank does here, it does for the
+// exchange.
 void Launcher::poll() {
   if (first_under_way_ == launched_.size()) return;
-  const Timeline::Exposed exposed(timeline_);
+  std::optional<Timeline::Exposed> exposed;
+  if (generation_->transport->needs_polling()) exposed.emplace(timeline_);
   for (; first_under_way_ < launched_.size(); ++first_under_way_) {
     const auto& call = launched_[first_under_way_].call;
     if (!call) continue;

@@ -88,7 +88,8 @@ class Launcher {
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;
   size_t last_dense_ = SIZE_MAX;
-  std::vector<size_t> pending_;  // places that each bucket waits for
+  std::vector<size_t> pending_;     // places that each bucket waits for
+  bool memory_is_supplied_ = true;  // by a transport, of all buckets
 
   // Of the pass under way.
   std::shared_ptr<ProcessGroup::Impl> generation_;

@@ -128,7 +128,7 @@ void Reducer::begin(const Forward& forward) {
   if (!tracker_.begin(forward, alive)) return;
   launcher_.begin(tracker_.pass()->turn.participants, true);
   const at::NoGradGuard no_grad;
-  apply(tracker_.settle_early(requires_grad(), forward.bypasses));
+  apply(tracker_.settle_early(requires_grad(), !forward.reach.empty()));
 }
 
 // By a gradient. If a hook follows in the same pass, the gradient came from beside the outputs: then it is a
@@ -214,7 +214,9 @@ void Reducer::end() {
 
 void Reducer::settle_the_rest() {
   const auto rest = tracker_.settle_rest(requires_grad());
-  if (rest.one_too_many) throw one_too_many(*group_, parameters_[*rest.one_too_many].name, true);
+  if (rest.one_too_many) {
+    throw one_too_many(*group_, parameters_[*rest.one_too_many].name, tracker_.policy().repeats_first_pass);
+  }
   apply(rest.settled);
   if (!rest.missing.empty()) throw got_none(rest.missing, tracker_.policy().repeats_first_pass);
 }

@@ -50,10 +50,10 @@ Settled Tracker::settle(size_t parameter, bool takes_part) {
   return {parameter, takes_part};
 }
 
-std::vector<Settled> Tracker::settle_early(const Flags& requires_grad, bool bypasses) {
+std::vector<Settled> Tracker::settle_early(const Flags& requires_grad, bool knows_reach) {
   std::vector<Settled> settled;
   if (!learned_) return settled;
-  const auto reach = policy_.may_leave_out && !bypasses ? reach_of_open_forwards() : std::nullopt;
+  const auto reach = policy_.may_leave_out && knows_reach ? reach_of_open_forwards() : std::nullopt;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& known = parameters_[i];
     if (known.settled || known.arrived > 0 || !known.planned) continue;
@@ -74,7 +74,7 @@ Tracker::Arrival Tracker::add_gradient(size_t parameter) {
   if (!learned_ && known.arrived == 1) ready_order_.push_back(parameter);
   if (!learned_ || counting_) return Arrival::Counted;
   if (known.arrived > known.expected) return Arrival::OneTooMany;
-  if (known.bystander) return Arrival::Unexpected;
+  if (known.settled) return Arrival::Unexpected;
   if (known.arrived < known.expected) return Arrival::Counted;
   known.settled = true;
   return Arrival::Complete;
@@ -90,6 +90,10 @@ Tracker::Rest Tracker::settle_rest(const Flags& requires_grad) {
     if (known.settled) continue;
     if (!known.planned) {
       if (known.used && !rest.one_too_many) rest.one_too_many = i;
+      continue;
+    }
+    if (known.arrived > known.expected) {
+      if (!rest.one_too_many) rest.one_too_many = i;
       continue;
     }
     const bool complete = known.arrived == known.expected && known.arrived > 0;
@@ -110,6 +114,7 @@ Tracker::Rest Tracker::settle_rest(const Flags& requires_grad) {
 void Tracker::end_pass() {
   const bool synchronised = pass_ && pass_->sync;
   pass_.reset();
+  ready_order_.clear();
   for (auto& known : parameters_) {
     known.arrived = 0;
     if (!synchronised) continue;

@@ -76,13 +76,14 @@ class Tracker {
   // Begins a pass, or adds another forward to the one under way. True if it becomes synchronised by that.
   bool begin(const Forward& forward, const std::shared_ptr<void>& alive);
   // At the beginning of a synchronised pass: parameters that will get no gradient, as far as is known.
-  std::vector<Settled> settle_early(const Flags& requires_grad, bool bypasses);
+  // `knows_reach`: the forward that began it tells what its outputs depend on.
+  std::vector<Settled> settle_early(const Flags& requires_grad, bool knows_reach);
 
   enum class Arrival {
     Counted,     // nothing else to do: not synchronised, learning, or more to come
     Complete,    // the last gradient of this parameter in this pass
     OneTooMany,  // it had got all that was expected
-    Unexpected   // it had been settled as a bystander
+    Unexpected   // it had been settled early: its place in the bucket is taken
   };
   Arrival add_gradient(size_t parameter);
 
@@ -90,7 +91,7 @@ class Tracker {
   struct Rest {
     std::vector<Settled> settled;
     std::vector<size_t> missing;         // should have got a gradient, and have not
-    std::optional<size_t> one_too_many;  // was in no plan, and has got one
+    std::optional<size_t> one_too_many;  // got more than expected
   };
   Rest settle_rest(const Flags& requires_grad);
   // The pass is over, or is dropped. What passes that were not synchronised have left behind stays known

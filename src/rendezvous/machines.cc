@@ -74,19 +74,6 @@ RankFacts decode_facts(const std::string& text) {
                      .hint = "start the same build of the program on every machine"}));
 }
 
-std::string describe_ranks(const std::vector<int>& sorted_ranks) {
-  std::string text;
-  for (size_t i = 0; i < sorted_ranks.size();) {
-    size_t last = i;
-    while (last + 1 < sorted_ranks.size() && sorted_ranks[last + 1] == sorted_ranks[last] + 1) ++last;
-    if (!text.empty()) text += ", ";
-    text += last - i >= 2 ? fmt::format("{}-{}", sorted_ranks[i], sorted_ranks[last])
-                          : std::to_string(sorted_ranks[i]);
-    i = last - i >= 2 ? last + 1 : i + 1;
-  }
-  return text;
-}
-
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks) {
   Placement placement{.local_rank = 0, .local_world_size = 0, .node_rank = 0, .num_nodes = 0};
   std::vector<std::string> machines;

@@ -32,9 +32,6 @@ std::string encode_facts(const RankFacts& facts);
 // Throws MismatchError when the text is of another version or not ours at all.
 RankFacts decode_facts(const std::string& text);
 
-// "1, 4-6": for messages.
-std::string describe_ranks(const std::vector<int>& sorted_ranks);
-
 // Where a rank stands among the machines of a group.
 struct Placement {
   int local_rank = 0;

@@ -12,6 +12,7 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "base/rank_list.h"
 
 namespace lockstep::rendezvous {
 
@@ -146,7 +147,7 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
               {.what =
                    fmt::format("not all ranks arrived within {:.1f} s", deadline.budget().count() / 1000.0),
                .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
-               .evidence = fmt::format("missing: rank {} ({} of {} are here)", describe_ranks(missing),
+               .evidence = fmt::format("missing: rank {} ({} of {} are here)", base::describe_ranks(missing),
                                        world_size - missing.size(), world_size),
                .hint = "look at the output of the missing ranks; a slow start needs a longer "
                        "InitOptions::timeout"}),

@@ -146,8 +146,8 @@ bool Endpoint::averages(c10::ScalarType dtype) const {
 at::Tensor Endpoint::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
   if (!options.device().is_cpu() || options.layout() != at::kStrided) return at::empty(sizes, options);
-  // Of the process as it is now: a child that was forked has memory of its own.
-  const auto arena = process_memory();
+  refuse_in_child();
+  const auto& arena = memory_;
   const auto block = arena->allocate(c10::multiply_integers(sizes) * c10::elementSize(dtype));
   return at::from_blob(
       block.data, sizes, [arena, offset = block.offset](void*) { arena->free(offset); },

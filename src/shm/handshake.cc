@@ -41,9 +41,10 @@ Received receive_handshake(const base::Fd& socket) {
       descriptors.emplace_back(fd);
     }
   }
-  const bool lost_some = descriptors.size() < kDescriptors && (message.msg_flags & MSG_CTRUNC) != 0;
+  const bool cut = (message.msg_flags & MSG_CTRUNC) != 0;
+  const bool lost_some = descriptors.size() < kDescriptors && cut;
   const bool well_formed = length == sizeof received.handshake && (message.msg_flags & MSG_TRUNC) == 0 &&
-                           (descriptors.size() == kDescriptors || lost_some);
+                           ((descriptors.size() == kDescriptors && !cut) || lost_some);
   received.what = well_formed ? What::Handshake : What::Nonsense;
   if (well_formed && !lost_some) {
     received.segment = std::move(descriptors[0]);

@@ -1,19 +1,20 @@
-// The kernels, for the instruction set of the file that includes this: kernels_baseline.cc, kernels_avx2.cc
-// or kernels_avx512.cc, which say into which namespace they go and how many bytes a vector register has.
+// The kernels: operations, the loop over the buffers, and the table for find(). The file that includes this
+// header (kernels_baseline.cc, kernels_avx2.cc or kernels_avx512.cc) is compiled for one instruction set; it
+// defines the namespace of the kernels and the number of bytes in a vector register. kernel_lanes.h has the
+// element types.
 //
-// The trap: a function that is compiled here for AVX and has external linkage (a template or an inline
-// function of std, say) may be the copy that the linker keeps for the whole program, which then crashes CPUs
-// without AVX. So everything here but find() has internal linkage, and no function of std is called.
+// The trap: a function that is compiled here for AVX and has external linkage (for example a template or an
+// inline function of std) may be the copy that the linker keeps for the whole program. The program would then
+// crash on CPUs without AVX. So everything except find() has internal linkage, and no function of std is
+// called.
 //
-// A kernel walks through its buffers register by register and keeps the accumulators of a piece in registers,
-// from the first source to the last destination: nothing is stored before everything has been loaded, which
-// makes it right to work in place. What it must know of an element type is a lane:
-//   Packed            a register of elements as they lie in memory
-//   Scalar, kParts    what they are computed as, in so many registers
-//   widen(), narrow() from the one to the other and back
+// A kernel processes its buffers register by register. The accumulators of a piece stay in registers from the
+// first source to the last destination. Nothing is stored before everything has been loaded, so a destination
+// may be one of the sources.
 
 #include <utility>
 
+#include "shm/kernel_lanes.h"
 #include "shm/kernels.h"
 
 #if defined(__SSE2__)
@@ -24,187 +25,6 @@ namespace lockstep::shm::LOCKSTEP_KERNELS_NAMESPACE {
 
 namespace {
 
-constexpr size_t kRegisterBytes = LOCKSTEP_KERNELS_WIDTH;
-
-// The compiler's own vectors: arithmetic, comparison and ?: work on all lanes.
-template <class T>
-struct VectorOf {
-  typedef T Type __attribute__((vector_size(kRegisterBytes)));
-};
-template <class T>
-using Vector = typename VectorOf<T>::Type;
-
-using Floats = Vector<float>;
-using Words = Vector<uint32_t>;
-
-template <class T, int kCount>
-struct Parts {
-  Vector<T> part[kCount];
-};
-
-// The same bits as other lanes.
-template <class To, class From>
-To bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  return reinterpret_cast<To>(from);
-}
-
-// ---- Lanes: elements in memory and in registers ----
-
-template <class T>
-struct Integer {
-  using Packed = Vector<T>;
-  using Scalar = T;
-  static constexpr int kParts = 1;
-  static Parts<T, 1> widen(Packed packed) { return {{packed}}; }
-  static Packed narrow(Parts<T, 1> value) { return value.part[0]; }
-};
-
-struct Bool : Integer<uint8_t> {
-  static Parts<uint8_t, 1> widen(Packed packed) { return {{bits<Packed>(packed != 0) & 1}}; }
-};
-
-template <class T>
-Vector<T> with_one_nan(Vector<T> value) {
-  return value == value ? value : Vector<T>{} + static_cast<T>(__builtin_nan(""));
-}
-
-template <class T>
-struct Floating : Integer<T> {
-  static Vector<T> narrow(Parts<T, 1> value) { return with_one_nan<T>(value.part[0]); }
-};
-
-// Pairs of elements, as 32-bit words. The lower ones and the upper ones become a vector of floats each, so
-// that nothing ever crosses a lane.
-struct BFloat16 {
-  using Packed = Words;
-  using Scalar = float;
-  static constexpr int kParts = 2;
-
-  static Parts<float, 2> widen(Packed packed) {
-    return {{bits<Floats>(packed << 16), bits<Floats>(packed & kUpper)}};
-  }
-  static Packed narrow(Parts<float, 2> value);
-
- private:
-  static constexpr uint32_t kUpper = 0xffff0000;
-};
-
-// To nearest even. A carry out of the mantissa makes the next exponent, and infinity after the last one; it
-// never comes out of the one NaN, whose lower half is empty.
-#if defined(__AVX512BW__)
-// Masks make the choice between two values free, and three bit operations are one.
-BFloat16::Packed BFloat16::narrow(Parts<float, 2> value) {
-  Words rounded[2];
-  for (int i = 0; i < 2; ++i) {
-    const auto word = bits<Words>(value.part[i]);
-    const Words even = ~(word >> 16) & 1;
-    const Words up = word - (even | 0xffff8000);  // word + 0x7fff, one more when odd
-    rounded[i] = value.part[i] == value.part[i] ? up : Words{} + 0x7fc00000;
-  }
-  return (rounded[0] >> 16) | (rounded[1] & kUpper);
-}
-#else
-// Of all elements at once, after the halves of the floats have been sorted: those to keep and those to lose.
-BFloat16::Packed BFloat16::narrow(Parts<float, 2> value) {
-  using Shorts = Vector<uint16_t>;
-#if defined(__AVX2__)
-  const bool nan =
-      _mm256_movemask_ps(_mm256_cmp_ps(__m256(value.part[0]), __m256(value.part[1]), _CMP_UNORD_Q)) != 0;
-#elif defined(__SSE2__)
-  const bool nan = _mm_movemask_ps(_mm_cmpunord_ps(__m128(value.part[0]), __m128(value.part[1]))) != 0;
-#else
-  const bool nan = true;  // as far as one knows
-#endif
-  if (nan) [[unlikely]] {
-    for (auto& part : value.part) part = with_one_nan<float>(part);
-  }
-  const auto lower = bits<Words>(value.part[0]);
-  const auto upper = bits<Words>(value.part[1]);
-#if defined(__AVX2__)
-  const auto keep = bits<Shorts>(_mm256_blend_epi16(__m256i(lower >> 16), __m256i(upper), 0xaa));
-  const auto lose = bits<Shorts>(_mm256_blend_epi16(__m256i(lower), __m256i(upper << 16), 0xaa));
-#else
-  const auto keep = bits<Shorts>((lower >> 16) | (upper & kUpper));
-  const auto lose = bits<Shorts>((lower & ~kUpper) | (upper << 16));
-#endif
-  // Up when more than one half (0x8000) is lost. A last bit to keep that is odd makes exactly one half more.
-  // "More than 0x8000" is "positive" for the negated, as SSE2 compares signed numbers only.
-  const auto up = bits<Vector<int16_t>>(-(lose | (keep & 1))) > 0;
-  return bits<Words>(keep - bits<Shorts>(up));
-}
-#endif
-
-#if defined(__AVX512F__)
-struct Half {
-  using Packed = __m256i;
-  using Scalar = float;
-  static constexpr int kParts = 1;
-  // The masked forms, as GCC 12 warns of its own header in the others.
-  static Parts<float, 1> widen(Packed packed) { return {{Floats(_mm512_maskz_cvtph_ps(0xffff, packed))}}; }
-  static Packed narrow(Parts<float, 1> value) {
-    return _mm512_maskz_cvtps_ph(0xffff, __m512(with_one_nan<float>(value.part[0])),
-                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-};
-#elif defined(__F16C__)
-struct Half {
-  using Packed = __m128i;
-  using Scalar = float;
-  static constexpr int kParts = 1;
-  static Parts<float, 1> widen(Packed packed) { return {{Floats(_mm256_cvtph_ps(packed))}}; }
-  static Packed narrow(Parts<float, 1> value) {
-    return _mm256_cvtps_ph(__m256(with_one_nan<float>(value.part[0])),
-                           _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-};
-#else
-struct Half {
-  using Packed = Words;
-  using Scalar = float;
-  static constexpr int kParts = 2;
-
-  static Parts<float, 2> widen(Packed packed) {
-    return {{to_floats(packed & 0xffff), to_floats(packed >> 16)}};
-  }
-  static Packed narrow(Parts<float, 2> value) {
-    return from_floats(value.part[0]) | (from_floats(value.part[1]) << 16);
-  }
-
- private:
-  // Signed, as SSE2 compares nothing else; magnitudes never reach the sign.
-  using Ints = Vector<int32_t>;
-  static constexpr int32_t kRebias = (127 - 15) << 23;        // between the exponents of half and float
-  static constexpr int32_t kSmallest = kRebias + (1 << 23);   // 2^-14, the smallest normal half, as float
-  static constexpr int32_t kTooLarge = kRebias + (31 << 23);  // 2^16, as float
-  static constexpr int32_t kInfinity = 0x7c00;
-
-  static Floats to_floats(Words half) {
-    const auto magnitude = bits<Ints>((half & 0x7fff) << 13);
-    const Ints normal = magnitude + kRebias;
-    // What has no hidden one gets it and then loses its value again.
-    const Ints smallest = Ints{} + kSmallest;
-    const auto subnormal = bits<Ints>(bits<Floats>(magnitude + smallest) - bits<Floats>(smallest));
-    const Ints finite = magnitude < (1 << 23) ? subnormal : normal;
-    const Ints value = magnitude < (kInfinity << 13) ? finite : normal + kRebias;
-    return bits<Floats>(bits<Words>(value) | ((half & 0x8000) << 16));
-  }
-
-  static Words from_floats(Floats value) {
-    const auto word = bits<Words>(value);
-    const auto magnitude = bits<Ints>(word & 0x7fffffff);
-    const Ints odd = (magnitude >> 13) & 1;
-    const Ints normal = (magnitude - kRebias + 0xfff + odd) >> 13;
-    // From 0.5 to 1 the last bit of a float is worth 2^-24, as that of a subnormal half: the addition rounds.
-    const Floats half = Floats{} + 0.5f;
-    const Ints subnormal = bits<Ints>(bits<Floats>(magnitude) + half) - bits<Ints>(half);
-    const Ints finite = magnitude < kSmallest ? subnormal : normal;
-    const Ints limited = magnitude < kTooLarge ? finite : Ints{} + kInfinity;
-    return value == value ? bits<Words>(limited) | ((word >> 16) & 0x8000) : Words{} + 0x7e00;
-  }
-};
-#endif
-
 // ---- Operations ----
 
 struct Sum {
@@ -213,7 +33,7 @@ struct Sum {
 struct Product {
   static auto apply(auto a, auto b) { return a * b; }
 };
-// Nothing is less or greater than a NaN: one in `a` stays, one in `b` must be asked for.
+// No comparison with a NaN is true: a NaN in `a` stays without a test, one in `b` needs a test of its own.
 struct Min {
   static auto apply(auto a, auto b) { return ((b < a) | (b != b)) ? b : a; }
 };
@@ -229,8 +49,8 @@ struct Or {
 struct Xor {
   static auto apply(auto a, auto b) { return a ^ b; }
 };
-// Real and imaginary parts take turns. The sign is a factor since GCC 12, where it sees that differences and
-// sums of products take turns, fuses them, whatever -ffp-contract says.
+// Real and imaginary parts alternate. The sign is a factor because GCC 12 fuses alternating differences and
+// sums of products, regardless of -ffp-contract.
 struct ComplexProduct {
   template <class V>
   static V apply(V a, V b) {
@@ -248,13 +68,13 @@ struct ComplexProduct {
   }
 };
 
-// What is done to the combined value at last.
+// The last step, applied to the combined value.
 template <class T>
 struct Keep {
   explicit Keep(int) {}
   Vector<T> operator()(Vector<T> value) const { return value; }
 };
-// Exact, and so the same as division, for powers of two.
+// For powers of two: exact, so the result is the same as with division.
 template <class T>
 struct Multiply {
   explicit Multiply(int divisor) : factor(T(1) / static_cast<T>(divisor)) {}
@@ -277,14 +97,14 @@ struct Buffers {
   int src_count;
 };
 
-// Of any type and at any address. (A memcpy of 16 bytes would go through integer registers.)
+// For access to any type at any address. (A memcpy of 16 bytes would use integer registers.)
 template <class Packed>
 struct InMemory {
   typedef Packed Type __attribute__((aligned(1), may_alias));
 };
 
-// Less than a register. By way of memory, the processor would wait for the small stores before the large
-// load.
+// Less than a register. Masked loads avoid a detour through memory, where the large load would have to wait
+// for the small stores before it.
 template <class Packed>
 Packed load_some(const char* from, size_t bytes) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -306,7 +126,7 @@ void store_some(char* to, size_t bytes, Packed packed) {
   __builtin_memcpy(to, &packed, bytes);
 }
 
-// `bytes` may be less than a register; the rest counts as zeros.
+// `bytes` may be less than a register; the remaining bytes are zeros.
 template <class Packed>
 Packed load(const void* from, size_t at, size_t bytes) {
   const char* const begin = static_cast<const char*>(from) + at;
@@ -323,7 +143,7 @@ void store(void* to, size_t at, size_t bytes, Packed packed) {
   }
 }
 
-// Reduces kUnroll registers of every buffer, or `bytes` of one.
+// Reduces kUnroll registers of each buffer or, with kUnroll = 1, the first `bytes` of a register.
 template <class Lane, class Op, int kUnroll, class Finish>
 void reduce_piece(const Buffers& buffers, size_t at, size_t bytes, Finish finish) {
   using Packed = typename Lane::Packed;
@@ -353,7 +173,7 @@ void reduce_piece(const Buffers& buffers, size_t at, size_t bytes, Finish finish
   }
 }
 
-// From `at` on, in whole pieces; returns where it stopped.
+// Reduces whole pieces, starting at `at`; returns where it stopped.
 template <class Lane, class Op, int kUnroll, class Finish>
 size_t reduce_pieces(const Buffers& buffers, size_t at, size_t bytes, Finish finish) {
   constexpr size_t kPiece = kUnroll * sizeof(typename Lane::Packed);
@@ -363,7 +183,7 @@ size_t reduce_pieces(const Buffers& buffers, size_t at, size_t bytes, Finish fin
   return at;
 }
 
-// kHot: also made for two sources and one or two destinations in particular.
+// kHot: with a separate loop for two sources and one or two destinations.
 template <class Lane, class Op, template <class> class Finish, size_t kElementBytes, bool kHot = false>
 [[gnu::flatten]] void reduce(void* const* dst, int dst_count, const void* const* src, int src_count,
                              size_t count, int divisor) {
@@ -374,7 +194,7 @@ template <class Lane, class Op, template <class> class Finish, size_t kElementBy
   size_t at = 0;
   if constexpr (kHot) {
     if (src_count == 2 && dst_count <= 2) {
-      // Counts and pointers that nothing else can see stay in registers.
+      // Constant counts and local copies of the pointers stay in registers.
       const void* const from[] = {src[0], src[1]};
       void* const to[] = {dst[0], dst[dst_count - 1]};
       at = dst_count == 1 ? reduce_pieces<Lane, Op, kUnroll>({to, 1, from, 2}, at, bytes, finish)
@@ -415,7 +235,7 @@ Kernel find_floating(Combine combine) {
   }
 }
 
-// A complex number is two of T to everything but the product.
+// Except for the product, a complex number is two independent elements of type T.
 template <class T>
 Kernel find_complex(Combine combine) {
   switch (combine) {
@@ -430,7 +250,7 @@ Kernel find_complex(Combine combine) {
   }
 }
 
-// Only order depends on the sign. The rest is done unsigned, where overflow wraps around.
+// Only min and max depend on the sign. All else is computed unsigned, where overflow wraps around.
 template <class T, class Unsigned>
 Kernel find_integer(Combine combine) {
   using Lane = Integer<Unsigned>;

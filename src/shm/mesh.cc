@@ -16,6 +16,7 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "base/rank_list.h"
 #include "base/token.h"
 #include "base/unix_socket.h"
 #include "rendezvous/meet.h"
@@ -308,7 +309,7 @@ class Mesh::Meeting {
       if (complete(other) && missing.empty()) continue;
       std::string evidence = "its process ended or it gave up";
       if (!missing.empty()) {
-        evidence += fmt::format("; rank {} had not come by then", rendezvous::describe_ranks(missing));
+        evidence += fmt::format("; rank {} had not come by then", base::describe_ranks(missing));
       }
       lose(other, evidence);
     }
@@ -328,9 +329,9 @@ class Mesh::Meeting {
             {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
                                  static_cast<double>(deadline_.budget().count()) / 1000.0),
              .where = where_is(rank_, world_size_),
-             .evidence = culprits.empty() ? fmt::format("missing: rank {}{}",
-                                                        rendezvous::describe_ranks(unfinished()), silent)
-                                          : fmt::format("stopped: {}", describe(culprits)),
+             .evidence = culprits.empty()
+                             ? fmt::format("missing: rank {}{}", base::describe_ranks(unfinished()), silent)
+                             : fmt::format("stopped: {}", describe(culprits)),
              .hint = culprits.empty()
                          ? "look at the output of the missing ranks; a slow start needs a longer timeout"
                          : "continue the stopped rank (kill -CONT) or end the job"}),

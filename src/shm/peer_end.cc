@@ -16,6 +16,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "base/process_end.h"
+
 namespace lockstep::shm {
 
 namespace {
@@ -23,13 +25,6 @@ namespace {
 bool readable_now(const base::Fd& fd) {
   pollfd polled{fd.get(), POLLIN, 0};
   return ::poll(&polled, 1, 0) > 0 && polled.revents != 0;
-}
-
-std::string describe_end(int wait_status) {
-  if (WIFEXITED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
-  if (!WIFSIGNALED(wait_status)) return "";
-  const char* words = ::sigdescr_np(WTERMSIG(wait_status));
-  return fmt::format("killed by signal {} ({})", WTERMSIG(wait_status), words != nullptr ? words : "unknown");
 }
 
 // A process that has ended and that its parent has not asked about yet.
@@ -75,7 +70,7 @@ std::string how_it_ended(const base::Fd& process, int pid) {
   if (!process || !readable_now(process)) return "";
   auto status = wait_status_of_zombie(process, pid);
   if (!status) status = wait_status_from_pidfd(process);
-  return status ? describe_end(*status) : "";
+  return status ? base::describe_end(*status) : "";
 }
 
 }  // namespace lockstep::shm

@@ -258,22 +258,33 @@ std::byte* Segment::map(const Extent& extent) const {
 
 // Puts a private mapping of the same bytes in the place of the shared one. The kernel does that in one step:
 // a thread that reads or writes there meanwhile sees one or the other, with the same contents.
-bool Segment::make_private(Extent& extent) const {
+bool Segment::map_privately(std::byte* data, Range range) const {
+  return ::mmap(data, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                memfd_.get(), static_cast<off_t>(range.offset)) != MAP_FAILED;
+}
+
+void Segment::make_private(const Extent& extent, Range range) const {
   std::byte* const data = extent.data.load(std::memory_order_acquire);
-  if (data == nullptr || extent.is_private.load()) return true;
-  if (::mmap(data, extent.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-             memfd_.get(), static_cast<off_t>(extent.offset)) == MAP_FAILED) {
-    return false;
-  }
-  extent.is_private.store(true);
-  return true;
+  if (data == nullptr) return;
+  auto* const part = data + (range.offset - extent.offset);
+  // Better no memory than one that the parent works with.
+  if (!map_privately(part, range)) ::mprotect(part, range.bytes, PROT_NONE);
 }
 
 void Segment::become_picture() {
   inherited_.store(true);
+  std::sort(withdrawn_.begin(), withdrawn_.end(),
+            [](const Range& a, const Range& b) { return a.offset < b.offset; });
   for (int i = 0; i < known_.load(); ++i) {
-    // Better no memory than one that the parent works with.
-    if (!make_private(extents_[i])) ::mprotect(extents_[i].data.load(), extents_[i].bytes, PROT_NONE);
+    const auto& extent = extents_[i];
+    // What was withdrawn is private already, and the file has no bytes for it.
+    uint64_t next = extent.offset;
+    for (const auto& gone : withdrawn_) {
+      if (!extent.holds(gone.offset, gone.bytes)) continue;
+      if (gone.offset > next) make_private(extent, {next, gone.offset - next});
+      next = std::max(next, gone.offset + gone.bytes);
+    }
+    if (const auto end = extent.offset + extent.bytes; end > next) make_private(extent, {next, end - next});
   }
 }
 
@@ -398,8 +409,7 @@ void Segment::withdraw(Range range) {
     withdrawn_.push_back({first, last - first});
     any_withdrawn_.store(true, std::memory_order_release);
   }
-  if (::mmap(data, last - first, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-             memfd_.get(), static_cast<off_t>(first)) == MAP_FAILED) {
+  if (!map_privately(data, {first, last - first})) {
     base::log_warn(
         "shared memory of a failed group cannot be taken away from the other ranks ({}): one that "
         "was stopped may still write there",

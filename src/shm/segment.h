@@ -126,7 +126,6 @@ class Segment {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     std::atomic<std::byte*> data{nullptr};  // null until somebody needs it
-    std::atomic<bool> is_private{false};    // the mapping has ceased to be shared
 
     // Written so that no sum can overflow, whatever a peer asks for.
     bool holds(uint64_t at, size_t length) const {
@@ -144,7 +143,8 @@ class Segment {
   std::byte* map_and_find(uint64_t offset, size_t bytes);
   void learn_extents();
   std::byte* map(const Extent& extent) const;
-  bool make_private(Extent& extent) const;
+  bool map_privately(std::byte* data, Range range) const;
+  void make_private(const Extent& extent, Range range) const;
   void become_picture();
 
   const base::Fd memfd_;

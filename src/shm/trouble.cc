@@ -98,7 +98,8 @@ void Endpoint::look_for_failures() {
 // lanes. A rank that has made more calls there than this one had before it waited here, and has not made this
 // call, has taken another way.
 void Endpoint::look_into_other_lane() {
-  if (first_ == nullptr) return;
+  // After a failure the ranks' counts may differ.
+  if (first_ == nullptr || first_->knows_of_failure) return;
   const auto& call = *first_;
   for (int rank = 0; rank < world_size_; ++rank) {
     if (rank == rank_ || board_->has_arrived(rank, call.number)) continue;
@@ -118,7 +119,7 @@ void Endpoint::look_into_other_lane() {
                        .hint = kSameCallsHint}));
       return;
     }
-    if (lane_ == Lane::Control && !call.knows_of_failure && there.failure.present.load() != 0) {
+    if (lane_ == Lane::Control && there.failure.present.load() != 0) {
       adopt_failure(rank, there);
       return;
     }

@@ -1,16 +1,14 @@
+// The backend object, broadcast, reductions, messages and the barrier. The other collectives are in
+// backend_gather.cc.
 #include "shm_c10d/backend.h"
 
-#include <fmt/format.h>
-
 #include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/Utils.hpp>
-
-#include <lockstep/error.h>
 
 #include "comm/dense.h"
 #include "comm/flatten.h"
 #include "comm/from_tensors.h"
 #include "shm_c10d/arguments.h"
+#include "shm_c10d/from_c10d.h"
 #include "shm_c10d/sparse.h"
 #include "shm_c10d/work.h"
 
@@ -19,61 +17,14 @@ namespace lockstep::shm_c10d {
 namespace {
 
 using c10d::OpType;
-using comm::all_gather_of;
 using comm::all_reduce_of;
-using comm::all_to_all_of;
 using comm::bring_home;
 using comm::broadcast_of;
 using comm::dense_of;
-using comm::gather_of;
 using comm::kAnyRank;
 using comm::landing_place;
-using comm::overlap;
-using comm::overlap_askew;
 using comm::reduce_of;
-using comm::reduce_scatter_of;
 using comm::Request;
-using comm::scatter_of;
-using comm::Tensors;
-
-Tensors dense_all(const Tensors& tensors) {
-  Tensors result;
-  for (const auto& tensor : tensors) result.push_back(dense_of(tensor));
-  return result;
-}
-
-Tensors landing_places(const Tensors& targets) {
-  Tensors places;
-  for (const auto& target : targets) places.push_back(landing_place(target));
-  return places;
-}
-
-// What a rank gives must not lie where another rank's part lands; where its own part lands is fine.
-void keep_apart(at::Tensor& wire, const Tensors& landed, int rank) {
-  for (size_t i = 0; i < landed.size(); ++i) {
-    const bool own = static_cast<int>(i) == rank && wire.data_ptr() == landed[i].data_ptr();
-    if (!own && overlap(wire, landed[i])) wire = wire.clone();
-  }
-}
-
-void bring_home_all(const Tensors& targets, const Tensors& landed) {
-  for (size_t i = 0; i < targets.size(); ++i) bring_home(targets[i], landed[i]);
-}
-
-std::chrono::milliseconds given(std::chrono::milliseconds timeout) {
-  return std::max(timeout, std::chrono::milliseconds(0));  // c10d's "unset" is negative
-}
-
-std::vector<int64_t> counts_of(const std::vector<int64_t>& splits, const at::Tensor& tensor, int world_size) {
-  c10d::checkSplitSizes(splits, tensor, world_size);
-  const int64_t rows = tensor.size(0);
-  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
-  std::vector<int64_t> counts;
-  for (int rank = 0; rank < world_size; ++rank) {
-    counts.push_back(row * (splits.empty() ? rows / world_size : splits[rank]));
-  }
-  return counts;
-}
 
 }  // namespace
 
@@ -190,283 +141,6 @@ Backend::WorkPtr Backend::reduce(List& tensors, const c10d::ReduceOptions& optio
   if (rank_ == root) outline.finish = [target, wire] { bring_home(target, wire); };
   return Work::start(endpoint_, reduce_of(wire, check.reduction(options.reduceOp), root, rank_),
                      std::move(outline), given(options.timeout));
-}
-
-Backend::WorkPtr Backend::allgather(Lists& outputs, List& inputs, const c10d::AllgatherOptions& options) {
-  const Arguments check("allgather", rank_, size_);
-  if (inputs.empty()) check.refuse("requires non-empty input tensor list");
-  if (inputs.size() != outputs.size())
-    check.refuse("requires input/output tensor lists to have the same length");
-  const size_t expected = inputs.size() * size_;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].size() == expected) continue;
-    check.refuse(fmt::format("invalid output tensor list at index {} (expected length {}, got {})", i,
-                             expected, outputs[i].size()));
-  }
-  check.dense(inputs);
-  check.alike(inputs[0], inputs);
-  for (const auto& list : outputs) {
-    check.dense(list);
-    check.alike(inputs[0], list);
-  }
-  Outline outline{.title = "shm:all_gather", .type = OpType::ALLGATHER, .inputs = inputs, .outputs = outputs};
-  if (inputs.size() == 1) {
-    auto wire = dense_of(inputs[0]);
-    const auto landed = landing_places(outputs[0]);
-    keep_apart(wire, landed, rank_);
-    outline.travelling = landed;
-    outline.travelling.push_back(wire);
-    outline.finish = [targets = outputs[0], landed] { bring_home_all(targets, landed); };
-    return Work::start(endpoint_, all_gather_of(landed, wire, size_), std::move(outline),
-                       given(options.timeout));
-  }
-  const auto wire = comm::flatten(inputs);
-  const auto all = at::empty({size_ * wire.numel()}, wire.options());
-  outline.travelling = {wire, all};
-  outline.finish = [outputs, all] {
-    for (const auto& list : outputs) comm::unflatten(all, list);
-  };
-  return Work::start(endpoint_, all_gather_of(all, wire, size_), std::move(outline), given(options.timeout));
-}
-
-Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                          const c10d::AllgatherOptions& options) {
-  const Arguments check("_allgather_base", rank_, size_);
-  check.dense({output, input});
-  check.same_type(input, output);
-  if (output.numel() != input.numel() * size_) {
-    check.refuse("output tensor size must be equal to world_size times input tensor size");
-  }
-  auto wire = dense_of(input);
-  const auto landed = landing_place(output);
-  if (overlap_askew(landed, wire, rank_)) wire = wire.clone();
-  return Work::start(endpoint_, all_gather_of(landed, wire, size_),
-                     {.title = "shm:all_gather_base",
-                      .type = OpType::_ALLGATHER_BASE,
-                      .inputs = {input},
-                      .outputs = {{output}},
-                      .travelling = {wire, landed},
-                      .finish = [output, landed] { bring_home(output, landed); }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::allgather_coalesced(Lists& outputs, List& inputs,
-                                              const c10d::AllgatherOptions& options) {
-  const Arguments check("allgather_coalesced", rank_, size_);
-  if (inputs.empty()) check.refuse("requires non-empty input tensor list");
-  if (outputs.size() != static_cast<size_t>(size_))
-    check.refuse("output lists should be equal to world size");
-  check.same_type(inputs[0], inputs);
-  check.dense(inputs);
-  for (const auto& list : outputs) {
-    if (list.size() != inputs.size()) {
-      check.refuse(
-          fmt::format("invalid output size: (expected length {}, got {})", inputs.size(), list.size()));
-    }
-    check.dense(list);
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (list[i].sizes() != inputs[i].sizes()) {
-        check.refuse(fmt::format("invalid size of output tensor at index {}", i));
-      }
-    }
-    check.same_type(inputs[0], list);
-  }
-  const auto wire = comm::flatten(inputs);
-  const auto all = at::empty({size_ * wire.numel()}, wire.options());
-  return Work::start(endpoint_, all_gather_of(all, wire, size_),
-                     {.title = "shm:all_gather",
-                      .type = OpType::ALLGATHER_COALESCED,
-                      .inputs = inputs,
-                      .outputs = outputs,
-                      .travelling = {wire, all},
-                      .finish =
-                          [outputs, all, each = wire.numel()] {
-                            for (size_t i = 0; i < outputs.size(); ++i) {
-                              comm::unflatten(all.narrow(0, static_cast<int64_t>(i) * each, each),
-                                              outputs[i]);
-                            }
-                          }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::gather(Lists& outputs, List& inputs, const c10d::GatherOptions& options) {
-  const Arguments check("gather", rank_, size_);
-  check.root(options.rootRank);
-  check.single_input(inputs);
-  check.dense(inputs);
-  const int root = static_cast<int>(options.rootRank);
-  if (rank_ == root) {
-    if (outputs.size() != 1) {
-      check.refuse(
-          fmt::format("requires a single-element output list containing a list with {} tensors.", size_));
-    }
-    if (outputs[0].size() != static_cast<size_t>(size_)) {
-      check.refuse(
-          fmt::format("Incorrect output list size {}. Output list size should be {}, same as size of the "
-                      "process group.",
-                      outputs[0].size(), size_));
-    }
-    check.dense(outputs[0]);
-    check.alike(inputs[0], outputs[0]);
-  } else if (!outputs.empty()) {
-    check.refuse("requires empty output on non-root");
-  }
-  const auto targets = rank_ == root ? outputs[0] : List{};
-  auto wire = dense_of(inputs[0]);
-  const auto landed = landing_places(targets);
-  keep_apart(wire, landed, rank_);
-  auto travelling = landed;
-  travelling.push_back(wire);
-  return Work::start(endpoint_, gather_of(landed, wire, root),
-                     {.title = "shm:gather",
-                      .type = OpType::GATHER,
-                      .inputs = inputs,
-                      .outputs = outputs,
-                      .travelling = std::move(travelling),
-                      .finish = [targets, landed] { bring_home_all(targets, landed); }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::scatter(List& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
-  const Arguments check("scatter", rank_, size_);
-  check.root(options.rootRank);
-  check.single_output(outputs);
-  check.dense(outputs);
-  const int root = static_cast<int>(options.rootRank);
-  if (rank_ == root) {
-    if (inputs.size() != 1) {
-      check.refuse(
-          fmt::format("requires a single-element input list containing a list with {} tensors", size_));
-    }
-    if (inputs[0].size() != static_cast<size_t>(size_)) {
-      check.refuse(
-          fmt::format("Incorrect input list size {}. Input list size should be {}, same as size of the "
-                      "process group.",
-                      inputs[0].size(), size_));
-    }
-    check.dense(inputs[0]);
-    check.alike(outputs[0], inputs[0]);
-  } else if (!inputs.empty()) {
-    check.refuse("requires empty input on non-root");
-  }
-  const auto target = outputs[0];
-  const auto landed = landing_place(target);
-  auto travelling = rank_ == root ? dense_all(inputs[0]) : List{};
-  auto request = scatter_of(landed, travelling, root);
-  travelling.push_back(landed);
-  return Work::start(endpoint_, std::move(request),
-                     {.title = "shm:scatter",
-                      .type = OpType::SCATTER,
-                      .inputs = rank_ == root ? inputs[0] : List{},
-                      .outputs = {outputs},
-                      .travelling = std::move(travelling),
-                      .finish = [target, landed] { bring_home(target, landed); }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::reduce_scatter(List& outputs, Lists& inputs,
-                                         const c10d::ReduceScatterOptions& options) {
-  const Arguments check("reduce_scatter", rank_, size_);
-  check.single_output(outputs);
-  if (inputs.size() != 1) {
-    check.refuse(
-        fmt::format("requires a single-element input list containing a list with {} tensors", size_));
-  }
-  if (inputs[0].size() != static_cast<size_t>(size_)) {
-    check.refuse(fmt::format("invalid input tensor list at index 0 (expected length {}, got {})", size_,
-                             inputs[0].size()));
-  }
-  check.dense(outputs);
-  check.dense(inputs[0]);
-  check.alike(outputs[0], inputs[0]);
-  const auto target = outputs[0];
-  auto landed = landing_place(target);
-  auto travelling = dense_all(inputs[0]);
-  for (const auto& input : travelling) {
-    if (overlap(input, landed)) landed = at::empty_like(landed);
-  }
-  auto request = reduce_scatter_of(landed, travelling, check.reduction(options.reduceOp), size_);
-  travelling.push_back(landed);
-  return Work::start(endpoint_, std::move(request),
-                     {.title = "shm:reduce_scatter",
-                      .type = OpType::REDUCE_SCATTER,
-                      .inputs = inputs[0],
-                      .outputs = {outputs},
-                      .travelling = std::move(travelling),
-                      .finish = [target, landed] { bring_home(target, landed); }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                               const c10d::ReduceScatterOptions& options) {
-  const Arguments check("_reduce_scatter_base", rank_, size_);
-  check.dense({output, input});
-  check.same_type(input, output);
-  if (input.numel() != output.numel() * size_) {
-    check.refuse("input tensor must be the same size as output size times world size");
-  }
-  const auto wire = dense_of(input);
-  auto landed = landing_place(output);
-  if (overlap_askew(wire, landed, rank_)) landed = at::empty_like(landed);
-  return Work::start(endpoint_, reduce_scatter_of(landed, wire, check.reduction(options.reduceOp), size_),
-                     {.title = "shm:reduce_scatter_base",
-                      .type = OpType::_REDUCE_SCATTER_BASE,
-                      .inputs = {input},
-                      .outputs = {{output}},
-                      .travelling = {wire, landed},
-                      .finish = [output, landed] { bring_home(output, landed); }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                        std::vector<int64_t>& output_splits,
-                                        std::vector<int64_t>& input_splits,
-                                        const c10d::AllToAllOptions& options) {
-  const Arguments check("alltoall_base", rank_, size_);
-  check.dense({output, input});
-  check.same_type(input, output);
-  const auto output_counts = counts_of(output_splits, output, size_);
-  const auto input_counts = counts_of(input_splits, input, size_);
-  auto wire = dense_of(input);
-  const auto landed = landing_place(output);
-  // Pieces arrive while others are still being given.
-  if (overlap(wire, landed)) wire = wire.clone();
-  return Work::start(endpoint_, all_to_all_of(landed, wire, output_counts, input_counts),
-                     {.title = "shm:all_to_all",
-                      .type = OpType::ALLTOALL_BASE,
-                      .inputs = {input},
-                      .outputs = {{output}},
-                      .travelling = {wire, landed},
-                      .finish = [output, landed] { bring_home(output, landed); }},
-                     given(options.timeout));
-}
-
-Backend::WorkPtr Backend::alltoall(List& outputs, List& inputs, const c10d::AllToAllOptions& options) {
-  const Arguments check("alltoall", rank_, size_);
-  if (outputs.size() != static_cast<size_t>(size_))
-    check.refuse("output lists should be equal to world size");
-  if (inputs.size() != static_cast<size_t>(size_)) check.refuse("input lists should be equal to world size");
-  check.dense(inputs);
-  check.dense(outputs);
-  check.same_type(inputs[0], inputs);
-  check.same_type(inputs[0], outputs);
-  auto wires = dense_all(inputs);
-  const auto landed = landing_places(outputs);
-  for (auto& wire : wires) {
-    for (const auto& place : landed) {
-      if (overlap(wire, place)) wire = wire.clone();
-    }
-  }
-  auto travelling = landed;
-  travelling.insert(travelling.end(), wires.begin(), wires.end());
-  return Work::start(endpoint_, all_to_all_of(landed, wires),
-                     {.title = "shm:all_to_all",
-                      .type = OpType::ALLTOALL,
-                      .inputs = inputs,
-                      .outputs = {outputs},
-                      .travelling = std::move(travelling),
-                      .finish = [outputs, landed] { bring_home_all(outputs, landed); }},
-                     given(options.timeout));
 }
 
 Backend::WorkPtr Backend::send(List& tensors, int to, int tag) {

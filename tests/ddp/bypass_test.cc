@@ -1,4 +1,4 @@
-// Modules that are called past the wrapper, as ddp->forward(x): the same training as with ddp(x).
+// Modules that are called without the wrapper, as ddp->forward(x), train the same way as with ddp(x).
 #include <gmock/gmock.h>
 
 #include "ddp/training.h"
@@ -38,7 +38,7 @@ struct TwoWays : torch::nn::Module {
 
 class Bypass : public DdpTest {};
 
-// Twelve micro-batches, of which every fourth is synchronised; the same bits either way.
+// Twelve micro-batches; every fourth one is synchronised. Both ways give the same bits.
 TEST_P(Bypass, NoSyncBuffersAndParametersAreThoseOfTheWrapper) {
   run([](ProcessGroup& group) {
     const auto train = [&](bool past) {
@@ -63,7 +63,7 @@ TEST_P(Bypass, NoSyncBuffersAndParametersAreThoseOfTheWrapper) {
     for (size_t i = 0; i < past_it->parameters().size(); ++i) {
       EXPECT_TRUE(same_bits(past_it->parameters()[i], by_wrapper->parameters()[i])) << i;
     }
-    // The last forward of the wrapper's has left each rank its own statistics; rank 0's are those that count.
+    // After the wrapper's last forward, each rank has statistics of its own. Those of rank 0 count.
     for (size_t i = 0; i < past_it->buffers().size(); ++i) {
       auto of_rank_0 = by_wrapper->buffers()[i].clone();
       group.broadcast(of_rank_0);
@@ -79,7 +79,7 @@ TEST_P(Bypass, UnusedParametersAreFoundAtTheEndOfThePass) {
     for (int step = 0; step < 4; ++step) {
       drop_gradients(ddp.parameters());
       const auto mine = share_of(global_batch(24, step), group);
-      // In step 2 rank 0 alone uses the left one, in the others nobody.
+      // In step 2, only rank 0 uses the left layer; in the other steps, no rank does.
       const bool left = step == 2 && group.rank() == 0;
       loss_of(step == 1 ? ddp(mine, left) : ddp->forward(mine, left), mine).backward();
       EXPECT_EQ(ddp->left->weight.grad().defined(), step == 2);
@@ -128,7 +128,8 @@ TEST_P(Bypass, UnderJoinItIsAnErrorThatNamesIt) {
   });
 }
 
-// Ranks that do not do the same: right where nothing depends on it, otherwise an error on all of them.
+// Some ranks call the wrapper and some the module: correct if the model has no buffers, otherwise an error on
+// all ranks.
 TEST(BypassMixed, IsRightWithoutBuffersAndAnErrorWithThem) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
     const auto call = [&](auto& ddp, const at::Tensor& x) {
@@ -154,7 +155,8 @@ TEST(BypassMixed, IsRightWithoutBuffersAndAnErrorWithThem) {
   });
 }
 
-// Outputs without tensors that lockstep can see look the same, but the wrapper knows of their forward.
+// If lockstep finds no tensors in an output, the pass resembles one without the wrapper. But the wrapper has
+// seen its forward.
 struct Hidden {
   at::Tensor scores;  // no visit_tensors
 };

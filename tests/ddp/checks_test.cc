@@ -1,4 +1,5 @@
-// Warnings about programs that run well and train wrongly, and none about those that train rightly.
+// Warnings about programs that run without an error but train incorrectly, and no warnings about correct
+// ones.
 #include <gmock/gmock.h>
 
 #include "ddp/training.h"
@@ -20,7 +21,7 @@ struct Program {
   CommHook hook = {};
 };
 
-// What rank 0 prints.
+// The output of rank 0.
 std::string output_of(const Program& program) {
   const auto outcomes = start_ranks(2, [&](int rank) {
     auto group = init_process_group({.backend = "shm", .timeout = std::chrono::seconds(20)});
@@ -71,7 +72,7 @@ TEST(Checks, OptimizersThatDiffer) {
     EXPECT_THAT(output, AllOf(HasSubstr("'first.weight' is not the same on all ranks after step 1"),
                               HasSubstr("rank 1"), HasSubstr("the last step moved 'third.bias' by"),
                               HasSubstr("learning rate"), HasSubstr(".checks = false")));
-    // By how much shows which rate was used where.
+    // The distances show the learning rate of each rank.
     double of_rank_0 = 0, of_rank_1 = 0;
     const auto from = output.find("moved 'third.bias' by ");
     ASSERT_NE(from, std::string::npos);
@@ -110,7 +111,7 @@ TEST(Checks, AParameterThatAppearedIsNamed) {
               AllOf(HasSubstr("the gradient of 'late' is not averaged"), HasSubstr("ddp.refresh()")));
 }
 
-// A rank may evaluate alone, without a word to the others: looks follow the passes that all ranks make.
+// A rank may evaluate alone, without the others. The checks count only the passes that all ranks make.
 TEST(Checks, ForwardsOfOneRankAloneDoNotCount) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net());

@@ -1,4 +1,5 @@
-// What happens when DistributedDataParallel is made (items 18, 20, 21), and comparing replicas.
+// The construction of DistributedDataParallel: the ranks compare their models, then broadcast or verify the
+// values. Also the broadcast of buffers before forward, and the comparison of replicas.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -63,7 +64,7 @@ TEST_P(Construction, TakesTorchScript) {
 
 TEST_P(Construction, TakesAnyBackendOfC10d) {
   run([](ProcessGroup& group) {
-    // A group of its own making, wrapped: lockstep knows nothing but c10d's interface of it.
+    // A wrapped c10d backend: lockstep knows only its c10d interface.
     const auto path = group.all_gather(torch::full({1}, static_cast<int64_t>(::getpid())))[0].item<int64_t>();
     const auto file = "/tmp/lockstep-test-" + std::to_string(path);
     {
@@ -129,7 +130,7 @@ TEST_P(Construction, OfDifferentModelsSaysWhatDiffers) {
     const auto options = message_of<MismatchError>(
         [&] { DistributedDataParallel ddp(make_net(), default_group(), {.find_unused_parameters = odd}); });
     EXPECT_THAT(options, HasSubstr("find_unused_parameters true"));
-    // None of it has harmed the group.
+    // The group still works.
     DistributedDataParallel(make_net()).verify_replicas();
   });
 }
@@ -151,7 +152,7 @@ TEST_P(Construction, RefusesWhatCannotBe) {
   });
 }
 
-// Item 18.
+// Buffers are rank 0's at the start of each synchronised training forward.
 struct Normed : torch::nn::Module {
   Normed()
       : layer(register_module("layer", torch::nn::Linear(8, 4))),
@@ -167,10 +168,10 @@ TEST_P(Construction, BuffersAreRankZerosBeforeASynchronisedTrainingForward) {
     DistributedDataParallel ddp(std::make_shared<Normed>());
     const auto mine = share_of(global_batch(24, 0), group);
     ddp(mine).pow(2).mean().backward();
-    // Each rank has seen other data.
+    // Each rank has seen different data.
     const auto first = ddp->norm->running_mean.clone();
     EXPECT_EQ(same_bits(mean_of_rank_0(first), first), group.rank() == 0);
-    ddp.verify_replicas();  // which does not make them other replicas
+    ddp.verify_replicas();  // does not compare buffers
     // No broadcast without synchronisation, in evaluation, or without gradients.
     {
       const auto guard = ddp.no_sync();
@@ -186,7 +187,7 @@ TEST_P(Construction, BuffersAreRankZerosBeforeASynchronisedTrainingForward) {
     auto alone = std::make_shared<Normed>();
     const auto before = ddp->norm->running_mean.clone();
     EXPECT_EQ(same_bits(mean_of_rank_0(before), before), group.rank() == 0);
-    // A synchronised one begins with rank 0's.
+    // A synchronised forward starts with rank 0's buffers.
     const auto start = mean_of_rank_0(before);
     ddp(mine);
     {
@@ -194,7 +195,7 @@ TEST_P(Construction, BuffersAreRankZerosBeforeASynchronisedTrainingForward) {
       const auto now = ddp->layer->forward(mine).mean(0);
       EXPECT_TRUE(at::allclose(ddp->norm->running_mean, start * 0.9 + now * 0.1, 1e-5, 1e-6));
     }
-    // Reassigned buffers are found again.
+    // Reassigned buffers are found.
     ddp->norm->running_mean = torch::full({4}, static_cast<float>(group.rank()));
     ddp->norm->named_buffers(false)["running_mean"] = ddp->norm->running_mean;
   });

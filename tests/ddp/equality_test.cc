@@ -1,5 +1,5 @@
-// N ranks with a part of the batch each train as one process with the whole batch, and are equal to each
-// other bit for bit at every step.
+// N ranks with a part of the batch each train like one process with the whole batch. At every step, the ranks
+// are bitwise equal.
 #include "ddp/training.h"
 
 namespace lockstep::testing {
@@ -40,7 +40,7 @@ TEST_P(Equality, WithOneProcess) {
         optimizer->zero_grad();
         const auto mine = share_of(batch, group);
         loss_of(ddp(mine), mine).backward();
-        // Item 5: they are final now, and item 1: the average.
+        // When backward() returns, the gradients are final: the average over all ranks.
         expect_close(gradients_of(ddp.parameters()), gradients_of(alone->parameters()));
         expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
         optimizer->step();
@@ -52,7 +52,7 @@ TEST_P(Equality, WithOneProcess) {
   });
 }
 
-// The seeds' experiment.
+// The converse: modules trained without DistributedDataParallel.
 TEST_P(Equality, WithoutSynchronisationTheReplicasDriftApart) {
   run([](ProcessGroup& group) {
     if (group.world_size() == 1) return;
@@ -66,7 +66,7 @@ TEST_P(Equality, WithoutSynchronisationTheReplicasDriftApart) {
   });
 }
 
-// Item 15.
+// Unsynchronised passes accumulate locally; the next synchronised pass averages the whole sum.
 TEST_P(Equality, AccumulationOverMicroBatchesIsTheBigBatch) {
   run([](ProcessGroup& group) {
     constexpr int kMicro = 4;

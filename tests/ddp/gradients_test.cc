@@ -1,4 +1,4 @@
-// Where gradients live, and what becomes of them (items 1, 3 to 9).
+// Where gradients are stored, how they travel in buckets, and the states of `.grad` that users create.
 #include <gmock/gmock.h>
 
 #include "ddp/training.h"
@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 
 class Gradients : public DdpTest {};
 
-// Item 8: undefined, zeroed, replaced, dropped, accumulated.
+// Gradients may be undefined, zeroed, replaced, dropped or accumulated.
 TEST_P(Gradients, SurviveWhatUsersDoToThem) {
   run([](ProcessGroup& group) {
     for (const bool as_view : {true, false}) {
@@ -50,7 +50,7 @@ TEST_P(Gradients, SurviveWhatUsersDoToThem) {
   });
 }
 
-// Zero copy: once they are in the bucket they stay there.
+// Zero copy: once a gradient is in its bucket, it stays there.
 TEST_P(Gradients, StayWhereTheyAre) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net(), default_group());
@@ -72,14 +72,14 @@ TEST_P(Gradients, StayWhereTheyAre) {
         drop_gradients(ddp.parameters());
       }
     }
-    // One copy of the gradients, and little else.
+    // One copy of the gradients, and little more.
     int64_t bytes = 0;
     for (const auto& parameter : ddp.parameters()) bytes += static_cast<int64_t>(parameter.nbytes());
     EXPECT_LE(ddp.stats().bytes, bytes + 64 * static_cast<int64_t>(ddp.parameters().size()));
   });
 }
 
-// Items 3 and 4: many buckets, in the order in which gradients become ready.
+// Many buckets, planned in the order in which gradients become ready.
 TEST_P(Gradients, TravelInBucketsInTheOrderOfBackward) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net(), default_group(),
@@ -107,7 +107,7 @@ TEST_P(Gradients, TravelInBucketsInTheOrderOfBackward) {
   });
 }
 
-// Item 2: ranks whose gradients become ready in different orders launch their buckets in the same one.
+// If gradients become ready in different orders, the ranks still launch their buckets in the same order.
 TEST_P(Gradients, ReadyInAnotherOrderOnEachRank) {
   struct Flips : torch::nn::Module {
     Flips()
@@ -144,7 +144,7 @@ TEST_P(Gradients, ReadyInAnotherOrderOnEachRank) {
   });
 }
 
-// Item 4: one dtype to a bucket.
+// A bucket holds one dtype.
 TEST_P(Gradients, OfSeveralDtypes) {
   struct Mixed : torch::nn::Module {
     Mixed()
@@ -171,7 +171,7 @@ TEST_P(Gradients, OfSeveralDtypes) {
   });
 }
 
-// Item 6.
+// Buckets store a gradient with the strides of its parameter (here channels_last).
 TEST_P(Gradients, KeepTheStridesOfTheirParameters) {
   struct Conv : torch::nn::Module {
     Conv() : conv(register_module("conv", torch::nn::Conv2d(3, 4, 3))) {
@@ -197,7 +197,7 @@ TEST_P(Gradients, KeepTheStridesOfTheirParameters) {
   });
 }
 
-// Item 4: sparse gradients travel alone.
+// Sparse gradients travel alone.
 struct Embeds : torch::nn::Module {
   explicit Embeds(bool sparse)
       : table(register_module("table",
@@ -231,7 +231,7 @@ TEST_P(Gradients, OfSparseEmbeddings) {
   });
 }
 
-// Item 7.
+// A parameter shared by modules is averaged once; frozen and ignored ones are not averaged.
 TEST_P(Gradients, SharedParametersCountOnceAndFrozenOnesNotAtAll) {
   struct Tied : torch::nn::Module {
     Tied()
@@ -257,8 +257,8 @@ TEST_P(Gradients, SharedParametersCountOnceAndFrozenOnesNotAtAll) {
     loss_of(ddp(mine), mine).backward();
     EXPECT_TRUE(at::allclose(ddp->in->weight.grad(), alone->in->weight.grad(), 1e-5, 1e-6));
     EXPECT_FALSE(ddp->frozen->weight.grad().defined());
-    EXPECT_EQ(ddp.parameters().size(), 2U + 2U + 2U);  // in, head, frozen: what an optimizer wants
-    // What is ignored keeps this rank's own gradient.
+    EXPECT_EQ(ddp.parameters().size(), 2U + 2U + 2U);  // in, head, frozen: for the optimizer
+    // An ignored parameter keeps this rank's own gradient.
     const auto all = group.all_gather(ddp->head->bias.grad().clone());
     EXPECT_FALSE(same_bits(all[0], all[1]));
   });
@@ -328,7 +328,7 @@ TEST_P(Gradients, WhoseDataIsReplaced) {
   });
 }
 
-// A buffer that a graph has saved may be broadcast into before that graph's backward pass.
+// The broadcast of the second forward writes to buffers that the graph of the first one has saved.
 TEST_P(Gradients, OfTwoForwardsThroughABatchNorm) {
   run([](ProcessGroup& group) {
     torch::nn::Sequential layers(torch::nn::Linear(8, 4), torch::nn::BatchNorm1d(4));
@@ -341,7 +341,7 @@ TEST_P(Gradients, OfTwoForwardsThroughABatchNorm) {
   });
 }
 
-// Item 8: second derivatives through the average are not supported, and say so.
+// Second derivatives through the average are not supported; the error says so.
 TEST_P(Gradients, WithAGraphOfTheirOwnAreAnError) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net(), default_group());
@@ -353,7 +353,7 @@ TEST_P(Gradients, WithAGraphOfTheirOwnAreAnError) {
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr("create_graph"));
     }
-    drop_gradients(ddp.parameters());  // which hold the graph, which holds them
+    drop_gradients(ddp.parameters());  // breaks their reference cycle with the graph
   });
 }
 

@@ -1,4 +1,4 @@
-// Communication hooks (item 9) and periodic averaging.
+// Communication hooks, and periodic averaging.
 #include <gmock/gmock.h>
 #include <numeric>
 
@@ -9,7 +9,7 @@ namespace {
 
 class Hooks : public DdpTest {};
 
-// Trains with a hook and without; returns the greatest difference of the parameters at the end.
+// Trains with and without a hook; returns the greatest difference between the parameters at the end.
 double difference_after(ProcessGroup& group, const CommHook& hook, int steps) {
   DistributedDataParallel plain(make_net()), hooked(make_net());
   hooked.register_comm_hook(hook);
@@ -43,7 +43,7 @@ TEST_P(Hooks, SixteenBits) {
   });
 }
 
-// Item 9: a sum of what each rank has would be out of half's range.
+// The sum over the ranks would exceed the range of half, so hooks divide before they cast.
 TEST_P(Hooks, DivideBeforeTheyCast) {
   struct Large : torch::nn::Module {
     Large() : w(register_parameter("w", torch::zeros({4}))) {}
@@ -60,7 +60,7 @@ TEST_P(Hooks, DivideBeforeTheyCast) {
 
 TEST_P(Hooks, OfTheUsersOwn) {
   run([](ProcessGroup& group) {
-    // A tensor now, a function for later, c10d's future: all give the average.
+    // A tensor, a function to call later, or c10d's future: each returns the average.
     const CommHook kinds[] = {
         [](GradBucket& bucket, ProcessGroup& with) -> CommResult {
           with.all_reduce(bucket.buffer, ReduceOp::Avg);
@@ -79,7 +79,7 @@ TEST_P(Hooks, OfTheUsersOwn) {
         },
     };
     for (const auto& kind : kinds) EXPECT_LT(difference_after(group, kind, 3), 1e-6);
-    // What they are told.
+    // The arguments of a hook.
     DistributedDataParallel ddp(make_net(), default_group(),
                                 {.bucket_cap_mb = 0.0005, .first_bucket_mb = 0.0001});
     std::vector<std::string> names;
@@ -114,7 +114,7 @@ TEST_P(Hooks, AnAnswerOfTheWrongSizeIsAnError) {
 
 TEST_P(Hooks, PowerSgdOfFullRankIsTheAverage) {
   run([](ProcessGroup& group) {
-    // Nothing is compressed, or everything is, exactly; the first steps go as usual.
+    // Either nothing is compressed, or everything, without loss. The first steps are ordinary ones.
     EXPECT_LT(difference_after(group, hooks::power_sgd({.rank = 1, .start_step = 100}), 5), 1e-6);
     EXPECT_LT(
         difference_after(group, hooks::power_sgd({.rank = 16, .start_step = 2, .min_compression = 0}), 5),
@@ -161,7 +161,7 @@ TEST_P(Hooks, LocalSgdAveragesTheModelNowAndThen) {
   });
 }
 
-// A sparse gradient goes another way; the last bucket that a hook sees is the last one all the same.
+// Hooks do not see sparse gradients. The last bucket that a hook sees is still marked as the last.
 TEST_P(Hooks, BesideSparseGradients) {
   struct EmbedsSparsely : torch::nn::Module {
     EmbedsSparsely()
@@ -201,7 +201,7 @@ TEST_P(Hooks, PowerSgdOutlivesAPlan) {
   });
 }
 
-// One rank's hook throws: the others do not wait for it.
+// If the hook of one rank throws, the others do not wait for it.
 TEST_P(Hooks, ThatThrowEndTheStepEverywhere) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net());
@@ -221,7 +221,7 @@ TEST_P(Hooks, ThatThrowEndTheStepEverywhere) {
   });
 }
 
-// What is thrown need not be an exception.
+// The thrown object need not be a std::exception.
 TEST_P(Hooks, ThatThrowAnythingEndTheStepEverywhere) {
   run([](ProcessGroup& group) {
     for (const bool later : {false, true}) {
@@ -244,7 +244,7 @@ TEST_P(Hooks, ThatThrowAnythingEndTheStepEverywhere) {
       auto loss = loss_of(ddp(mine), mine);
       try {
         loss.backward();
-        // Whose flights had all ended before is told by the next call.
+        // A rank whose flights had already ended gets the error in its next call.
         doomed->barrier();
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {

@@ -1,4 +1,5 @@
-// Uneven inputs (items 1 and 22).
+// Uneven inputs: the average is over the ranks that still have input. A rank that has joined takes part in
+// every collective of the others, and finally takes over the model of the last rank.
 #include "ddp/training.h"
 
 namespace lockstep::testing {
@@ -6,8 +7,8 @@ namespace {
 
 class JoinTest : public DdpTest {};
 
-// Rank r has `batches[r]` batches. In each step the ranks that still have one count, as one process with
-// their batches alone would see it.
+// Rank r has `batches[r]` batches. In each step, the result must be that of one process with the batches of
+// the ranks that still have one.
 void train_unevenly(ProcessGroup& group, const std::vector<int>& batches, DdpOptions options = {}) {
   auto alone = make_net();
   DistributedDataParallel ddp(make_net(), default_group(), options);
@@ -38,7 +39,7 @@ void train_unevenly(ProcessGroup& group, const std::vector<int>& batches, DdpOpt
   }
   expect_close(ddp.parameters(), alone->parameters(), 1e-4);
   expect_same_on_all_ranks(group, ddp.parameters());
-  // And on with even inputs.
+  // Training continues with even inputs.
   optimizer.zero_grad();
   const auto mine = share_of(global_batch(24, 0), group);
   loss_of(ddp(mine), mine).backward();
@@ -59,7 +60,7 @@ TEST_P(JoinTest, AveragesOverThoseThatStillHaveInput) {
 TEST_P(JoinTest, ARankMayHaveNoInputAtAll) {
   run([&](ProcessGroup& group) {
     std::vector<int> batches(group.world_size(), 3);
-    batches[0] = 0;  // also the one whose buffers and order count otherwise
+    batches[0] = 0;  // rank 0, whose buffers and bucket order are used otherwise
     train_unevenly(group, batches);
     batches.assign(group.world_size(), 0);
     batches.back() = 2;
@@ -96,7 +97,7 @@ TEST_P(JoinTest, WithAccumulation) {
   });
 }
 
-// A rank that has gone through the first epoch without input has yet to see its own graph.
+// A rank without input in the first epoch learns its graph in the second.
 TEST_P(JoinTest, AStaticGraphThatARankSeesLate) {
   run([&](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net(), default_group(), {.static_graph = true});

@@ -1,5 +1,4 @@
-// Passes that are not synchronised (items 15, 16, 17), and several passes (several forwards, several
-// modules).
+// Passes that are not synchronised, and steps with several forwards, backward passes or modules.
 #include "ddp/training.h"
 
 namespace lockstep::testing {
@@ -54,7 +53,7 @@ TEST_P(NoSyncTest, GuardsNestAndRestore) {
   });
 }
 
-// Item 17.
+// The setting at forward decides whether the backward pass is synchronised.
 TEST_P(NoSyncTest, BackwardFollowsWhatItsForwardSaw) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net(), default_group());
@@ -64,7 +63,7 @@ TEST_P(NoSyncTest, BackwardFollowsWhatItsForwardSaw) {
       const auto guard = ddp.no_sync();
       loss = loss_on(ddp, group, 0);
     }
-    loss.backward();  // the guard is gone; its forward was under it
+    loss.backward();  // after the guard, but its forward was under the guard
     EXPECT_EQ(steps(), 0);
     loss = loss_on(ddp, group, 1);
     {
@@ -74,7 +73,7 @@ TEST_P(NoSyncTest, BackwardFollowsWhatItsForwardSaw) {
     EXPECT_EQ(steps(), 1);
     expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
 
-    // Two forwards, and their backward passes in both orders.
+    // Two forwards, with their backward passes in both orders.
     for (const bool first_one_first : {true, false}) {
       drop_gradients(ddp.parameters());
       at::Tensor local;
@@ -92,7 +91,7 @@ TEST_P(NoSyncTest, BackwardFollowsWhatItsForwardSaw) {
   });
 }
 
-// Item 16: PyTorch 1.13.1 forgets these, and the replicas drift apart.
+// PyTorch 1.13.1 ignores these, and its replicas diverge.
 TEST_P(NoSyncTest, ParametersUsedOnlyInsideItCountAsUsed) {
   struct TwoHeads : torch::nn::Module {
     TwoHeads()
@@ -160,7 +159,7 @@ TEST_P(NoSyncTest, SeveralBackwardsAccumulate) {
       const auto a = global_batch(24, step), b = global_batch(24, step + 10);
       loss_of(alone->forward(a), a).backward();
       loss_of(alone->forward(b), b).backward();
-      // Nothing is zeroed: gradients grow from step to step on both sides.
+      // Nothing is zeroed: gradients accumulate from step to step on both sides.
       expect_close(gradients_of(ddp.parameters()), gradients_of(alone->parameters()));
     }
   });
@@ -181,7 +180,7 @@ TEST_P(NoSyncTest, TheSameGraphTwice) {
   });
 }
 
-// A GAN: two modules in turn; the generator's step goes through the discriminator, frozen meanwhile.
+// A GAN: two modules alternate. The generator's step goes through the discriminator, which is frozen then.
 TEST_P(NoSyncTest, TwoModulesInTurn) {
   struct Generator : torch::nn::Module {
     Generator() : layer(register_module("layer", torch::nn::Linear(8, 8))) {}
@@ -222,7 +221,7 @@ TEST_P(NoSyncTest, TwoModulesInTurn) {
   });
 }
 
-// torch::autograd::grad hands gradients to its caller and accumulates none: nobody else has to take part.
+// torch::autograd::grad returns gradients and accumulates none, so other ranks need not take part.
 TEST_P(NoSyncTest, AutogradGradIsNoPass) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net());

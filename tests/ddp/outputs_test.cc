@@ -1,4 +1,4 @@
-// Tensors are found in whatever forward returns (item 11).
+// Tensors are found in all kinds of outputs of forward: containers, structs, TorchScript values.
 #include <array>
 #include <gtest/gtest.h>
 #include <map>

@@ -1,4 +1,4 @@
-// Which parameters travel together (items 2, 3, 4).
+// The bucket plan: which parameters travel together, and in which order.
 #include "reducer/plan.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ TEST(Plan, OneDtypeToABucket) {
   auto bf16 = floats(4);
   bf16.dtype = c10::ScalarType::BFloat16;
   const std::vector<PlanItem> items = {floats(4), bf16, floats(4), bf16};
-  // In the order in which they are complete.
+  // In the order in which the buckets are complete.
   EXPECT_EQ(make_plan(items, {0, 1, 2, 3}, {.first = 100, .others = 100}), (Buckets{{0, 2}, {1, 3}}));
 }
 

@@ -1,4 +1,4 @@
-// Errors speak of what the user called, whatever collective it failed in.
+// Errors name the operation that the user called, regardless of the collective that failed.
 #include <csignal>
 #include <gmock/gmock.h>
 
@@ -16,8 +16,7 @@ using ::testing::HasSubstr;
 
 class Purposes : public ::testing::TestWithParam<const char*> {
  protected:
-  // Rank 1 ends when it comes to the point where `dies` is called; rank 0's error must begin with the
-  // purpose.
+  // Rank 1 is killed when it calls `dies`; the error of rank 0 must begin with the purpose.
   void expect(const std::string& purpose,
               const std::function<void(ProcessGroup& group, const std::function<void()>& dies)>& body) {
     const std::string backend = GetParam();

@@ -1,5 +1,5 @@
-// Batch norms that share their statistics (item 19, and item 22 for them): what several ranks compute from
-// their parts must be what one process computes from the whole batch.
+// Batch norms with shared statistics: the ranks must compute from their parts what one process computes from
+// the whole batch. Parts may differ in size, be empty, or end early (Join).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <numeric>
@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using torch::indexing::Slice;
-using Rows = std::vector<int64_t>;  // of each rank
+using Rows = std::vector<int64_t>;  // for each rank
 
 constexpr double kTolerance = 1e-5;
 
@@ -37,15 +37,15 @@ at::Tensor part_of(const at::Tensor& whole, const Rows& rows, int rank) {
 
 int64_t total(const Rows& rows) { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
 
-// Even, uneven, and with nothing on one rank.
+// Even, uneven, and with no rows on one rank.
 std::vector<Rows> splits(int world) {
   if (world == 1) return {{6}};
   if (world == 2) return {{4, 4}, {2, 5}, {6, 0}, {0, 3}};
   return {{3, 3, 3}, {2, 5, 3}, {4, 0, 2}};
 }
 
-// One layer on all ranks' parts against its twin on the whole, for a few steps. Each rank's loss is a sum, so
-// that the whole's gradients are the sums of the parts'.
+// Compares a layer on the ranks' parts with its twin on the whole batch, for a few steps. Each rank's loss is
+// a sum, so the gradients of the whole batch are the sums over the ranks.
 template <class Norm>
 void compare_layer(ProcessGroup& group, Norm norm, Norm twin, const Rows& rows,
                    const std::vector<int64_t>& sizes) {
@@ -54,7 +54,7 @@ void compare_layer(ProcessGroup& group, Norm norm, Norm twin, const Rows& rows,
     torch::manual_seed(100 + step);
     auto shape = sizes;
     shape.insert(shape.begin(), total(rows));
-    // Far from zero, as naive sums of squares would show.
+    // Far from zero, where a naive sum of squares loses precision.
     const auto whole = torch::randn(shape) * 3 + 20;
     const auto slope = torch::randn(shape);
     auto whole_in = whole.clone().requires_grad_();
@@ -179,7 +179,7 @@ TEST_P(SyncBatchNorm, UnderDdpTrainsAsTheWholeBatchDoes) {
         const auto whole = input_at(step, total(rows));
         optimizer.zero_grad();
         twins.zero_grad();
-        // Ranks are averaged; the whole's loss is the sum of theirs.
+        // DDP averages over the ranks; the loss of the whole batch is the sum over them.
         (twin->forward(whole).square().sum() / total(rows)).backward();
         (ddp.forward(part_of(whole, rows, group.rank())).square().sum() * world / total(rows)).backward();
         optimizer.step();
@@ -194,7 +194,8 @@ TEST_P(SyncBatchNorm, UnderDdpTrainsAsTheWholeBatchDoes) {
 TEST_P(SyncBatchNorm, UnderJoinGoesOnWithThoseWhoHaveInput) {
   run([](ProcessGroup& group) {
     const int world = group.world_size(), rank = group.rank();
-    // The first epoch ends late for the last rank, the second for the first; one has nothing at all.
+    // In the first epoch the last rank has the most batches, in the second the first rank, and in the third
+    // rank 0 has none.
     const std::vector<std::vector<int>> epochs = {{1, 3, 4}, {4, 2, 2}, {0, 2, 5}};
     auto net = make_normed_net(7), twin = make_normed_net(7);
     convert_sync_batchnorm(net);
@@ -225,7 +226,7 @@ TEST_P(SyncBatchNorm, UnderJoinGoesOnWithThoseWhoHaveInput) {
       expect_same_model(*net, *twin);
       ddp.verify_replicas();
     }
-    // Afterwards all count again.
+    // Afterwards all ranks take part again.
     if (world > 1) compare_layers<torch::nn::BatchNorm1d>(group, torch::nn::BatchNormOptions(5), {5});
   });
 }
@@ -236,7 +237,7 @@ TEST_P(SyncBatchNorm, IsUntouchedInEvaluation) {
     convert_sync_batchnorm(net);
     net->eval();
     twin->eval();
-    // Different on each rank, and a different number of times: nothing may be exchanged.
+    // Each rank has other data and makes another number of calls: nothing may be exchanged.
     for (int i = 0; i <= group.rank(); ++i) {
       auto input = input_at(group.rank(), 2 + group.rank()).requires_grad_();
       auto twins = input.detach().clone().requires_grad_();
@@ -246,7 +247,7 @@ TEST_P(SyncBatchNorm, IsUntouchedInEvaluation) {
       expected.sum().backward();
       expect_same_bits(input.grad(), twins.grad(), "input gradient");
     }
-    // Without running statistics evaluation normalises by the batch as well: by this rank's.
+    // Without running statistics, evaluation also normalises by the batch: that of this rank.
     torch::nn::BatchNorm1d plain(torch::nn::BatchNormOptions(4).track_running_stats(false));
     convert_sync_batchnorm(plain);
     plain->eval();
@@ -264,7 +265,7 @@ TEST_P(SyncBatchNorm, OthersAreUntouched) {
     const auto expected = before->forward(input);
     convert_sync_batchnorm(converted);
     expect_same_bits(after->forward(input), expected, "a layer that was not converted");
-    // Nor is a clone.
+    // Nor is a clone synchronised.
     const auto features = torch::randn({3 + group.rank(), 6});
     const auto norm = converted->tail->children().at(1);
     const auto clone = std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(norm->clone());
@@ -310,7 +311,7 @@ TEST_P(SyncBatchNorm, OtherLayoutsAndTypes) {
         torch::manual_seed(5);
         const auto whole = torch::randn({total(rows), 4, 3, 3}).to(dtype);
         torch::nn::BatchNorm2d norm(4), twin(4);
-        // Narrow inputs go with wide parameters, as under autocast.
+        // Inputs of 16 bits with parameters of 32 bits, as under autocast.
         if (dtype == at::kDouble) norm->to(dtype), twin->to(dtype);
         convert_sync_batchnorm(norm);
         auto whole_in = whole.clone(format).requires_grad_();
@@ -326,7 +327,7 @@ TEST_P(SyncBatchNorm, OtherLayoutsAndTypes) {
             << dtype << part_in.grad() - part_of(whole_in.grad(), rows, rank);
       }
     }
-    // Every other column: strided in a way no memory format has.
+    // Every other column: strides that match no memory format.
     torch::manual_seed(6);
     const auto whole = torch::randn({total(rows), 4, 6});
     torch::nn::BatchNorm1d norm(4), twin(4);
@@ -377,7 +378,7 @@ TEST_P(SyncBatchNorm, ConvertedAgain) {
     const Rows rows(group.world_size(), 12 / group.world_size());
     expect_close(norm->forward(part_of(whole, rows, group.rank())),
                  part_of(twin->forward(whole), rows, group.rank()), "output");
-    // A group of one takes it back.
+    // Converting with a group of one rank undoes it.
     std::shared_ptr<ProcessGroup> alone;
     for (int rank = 0; rank < group.world_size(); ++rank) {
       if (auto made = group.new_group({rank})) alone = made;
@@ -390,7 +391,7 @@ TEST_P(SyncBatchNorm, ConvertedAgain) {
 
 TEST_P(SyncBatchNorm, NewLayersAreNotTakenForOldOnes) {
   run([](ProcessGroup& group) {
-    // Addresses are used again; what was known of them must not be.
+    // New layers may reuse addresses of old ones, but must not inherit their state.
     const auto input = torch::randn({3 + group.rank(), 4});
     for (int i = 0; i < 50; ++i) {
       torch::nn::BatchNorm1d gone(4);
@@ -416,7 +417,8 @@ TEST_P(SyncBatchNorm, WhatCannotBe) {
     if (group.world_size() == 1) return;
     torch::nn::BatchNorm1d norm(4);
     convert_sync_batchnorm(norm);
-    // One value in all. The layer itself would not let it through.
+    // One value per channel over all ranks. The layer would reject the input before, so call batch_norm
+    // directly.
     const auto input = group.rank() == 0 ? torch::ones({1, 4}) : torch::ones({0, 4});
     EXPECT_THAT(message_of<c10::Error>([&] {
                   torch::batch_norm(input, norm->weight, norm->bias, norm->running_mean, norm->running_var,

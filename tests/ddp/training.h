@@ -1,4 +1,4 @@
-// Small models and steps for the tests of DistributedDataParallel.
+// Small models and helpers for the tests of DistributedDataParallel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ inline std::shared_ptr<Net> make_net(uint64_t seed = 1) {
   return std::make_shared<Net>();
 }
 
-// The same on all ranks, another for each step; a rank's share is a slice of it.
+// The same on all ranks, different for each step. A rank's share is a slice of it.
 inline at::Tensor global_batch(int64_t rows, int step) {
   return torch::sin(torch::arange(rows * 8, at::kFloat).view({rows, 8}) * 0.37 + step);
 }
@@ -46,7 +46,7 @@ inline at::Tensor loss_of(const at::Tensor& output, const at::Tensor& batch) {
   return torch::mse_loss(output, targets_of(batch));
 }
 
-// Bit for bit; undefined equals undefined.
+// Bitwise equal; undefined tensors are equal.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && at::equal(a, b);
@@ -81,9 +81,9 @@ inline void drop_gradients(const Tensors& parameters) {
   for (const auto& parameter : parameters) parameter.mutable_grad() = at::Tensor();
 }
 
-using World = std::tuple<const char*, int>;  // the backend and how many ranks
+using World = std::tuple<const char*, int>;  // the backend and the number of ranks
 
-// Runs the body in a group of each backend and world.
+// Runs the body in groups of several backends and world sizes.
 class DdpTest : public ::testing::TestWithParam<World> {
  protected:
   void run(const std::function<void(ProcessGroup& group)>& body) {

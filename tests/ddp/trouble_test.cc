@@ -1,4 +1,4 @@
-// Whatever goes wrong on one rank ends the step on all of them, soon and with words.
+// A failure on one rank ends the step on all ranks, soon and with a clear message.
 #include <gmock/gmock.h>
 
 #include "ddp/training.h"
@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 
 class Trouble : public ::testing::TestWithParam<const char*> {
  protected:
-  // Every rank runs the body; its error, "<kind>: <what>", is in the outcome.
+  // Every rank runs the body. Its error, "<kind>: <what>", is in the outcome.
   std::vector<RankOutcome> run(int world, const std::function<void(ProcessGroup& group)>& body,
                                std::chrono::seconds timeout = std::chrono::seconds(20)) {
     const std::string backend = GetParam();
@@ -46,7 +46,7 @@ TEST_P(Trouble, AKilledRank) {
       << outcomes[0].describe();
 }
 
-// One rank is in its backward pass, the other reduces something of its own.
+// One rank is in its backward pass while the other calls all_reduce itself.
 TEST_P(Trouble, ABucketMeetsAnotherCall) {
   const auto outcomes = run(2, [](ProcessGroup& group) {
     DistributedDataParallel ddp(make_net());
@@ -89,7 +89,7 @@ TEST_P(Trouble, AForwardOnSomeRanksOnly) {
   EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("TimeoutError"), HasSubstr("rank 1")));
 }
 
-// An exception in the middle of a backward pass: some buckets are gone, some are not.
+// An exception in the middle of a backward pass, when only some buckets have been launched.
 struct Breaks : torch::autograd::Function<Breaks> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool breaks) {
     context->saved_data["breaks"] = breaks;
@@ -121,7 +121,7 @@ TEST_P(Trouble, AnInterruptedBackwardIsNotGoneOnFrom) {
         loss.backward();
       } catch (const std::exception& error) {
         if (std::string(error.what()).find("broken backward") == std::string::npos) throw;
-        // A careless user goes on with the next batch.
+        // A careless user continues with the next batch.
       }
     }
   });
@@ -158,7 +158,7 @@ TEST_P(Trouble, TheWrapperMayGoBeforeTheModule) {
       loss_of(ddp(mine), mine).backward();
       late = loss_of(ddp(mine), mine);
     }
-    late.backward();  // nobody is there to average it
+    late.backward();  // without the wrapper, nothing is averaged
     drop_gradients(net->parameters());
     loss_of(net->forward(mine), mine).backward();
     const auto all = group.all_gather(net->first->weight.grad().clone());

@@ -1,4 +1,5 @@
-// Parameters that take no part in a backward pass (items 10 to 14).
+// Parameters that take no part in a backward pass: found in the graph, reported as errors, or learned with
+// static_graph.
 #include <gmock/gmock.h>
 
 #include "ddp/training.h"
@@ -9,7 +10,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Which of its branches are used is told to forward, as a bit mask.
+// A bit mask, passed to forward, selects the branches that are used.
 struct Branches : torch::nn::Module {
   Branches() {
     for (int i = 0; i < 3; ++i) {
@@ -33,7 +34,8 @@ std::shared_ptr<Branches> make_branches() {
 
 class Unused : public DdpTest {};
 
-// Item 10: the average over all ranks, those that did not use it counting as zero; untouched if nobody did.
+// A parameter gets the average over all ranks; a rank that did not use it counts as zero. If no rank used it,
+// its gradient does not change.
 TEST_P(Unused, OnSomeRanksOrOnAll) {
   run([](ProcessGroup& group) {
     for (const bool as_view : {true, false}) {
@@ -41,7 +43,7 @@ TEST_P(Unused, OnSomeRanksOrOnAll) {
                                   {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
       auto alone = make_branches();
       for (int step = 0; step < 4; ++step) {
-        // Branch 0 is used by all, branch 1 by rank 0 only, branch 2 by nobody but in the last step.
+        // All ranks use branch 0, only rank 0 uses branch 1. Branch 2 is used in the last step only.
         const auto mask_of = [&](int rank) { return 1 | (rank == 0 ? 2 : 0) | (step == 3 ? 4 : 0); };
         drop_gradients(ddp.parameters());
         drop_gradients(alone->parameters());
@@ -73,17 +75,17 @@ TEST_P(Unused, AGradientThatNobodyHasUsedStaysAsItWas) {
     DistributedDataParallel ddp(make_branches(), default_group(), {.find_unused_parameters = true});
     for (int step = 0; step < 3; ++step) {
       const auto mine = share_of(global_batch(24, step), group);
-      // In the first step all are used, so that all gradients live in buckets.
+      // The first step uses all branches, so all gradients are in buckets.
       const int mask = step == 0 ? 7 : 3;
       loss_of(ddp(mine, mask), mine).backward();
       auto left_alone = ddp->branches[2]->weight.mutable_grad();
-      if (step == 0) left_alone.fill_(0.1f);  // a third of three times this is not this
+      if (step == 0) left_alone.fill_(0.1f);  // three times this, divided by three, differs
       EXPECT_TRUE(same_bits(left_alone, torch::full_like(left_alone, 0.1f)));
     }
   });
 }
 
-// Item 11: outputs of every kind are walked from.
+// An output of a user's type: its tensors are found with visit_tensors().
 struct Answer {
   at::Tensor scores;
   std::map<std::string, at::Tensor> more;
@@ -102,7 +104,7 @@ struct Nested : torch::nn::Module {
   std::shared_ptr<Branches> inner;
 };
 
-// Item 12: an output may be left out of the loss.
+// An output may be left out of the loss; the step must not stall.
 TEST_P(Unused, OutputsMayBeDropped) {
   run([](ProcessGroup& group) {
     torch::manual_seed(2);
@@ -127,7 +129,8 @@ TEST_P(Unused, OutputsMayBeDropped) {
   });
 }
 
-// A pass may go back to several forwards, synchronised or not, made before or after other passes.
+// A backward pass may cover several forwards, synchronised or not, made before or after other backward
+// passes.
 TEST_P(Unused, SeveralForwardsOfDifferentReach) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_branches(), default_group(), {.find_unused_parameters = true});
@@ -149,7 +152,7 @@ TEST_P(Unused, SeveralForwardsOfDifferentReach) {
   });
 }
 
-// Item 13.
+// If a parameter gets no gradient and the options do not allow that, all ranks get an error with its name.
 TEST_P(Unused, NamesTheParametersOnEveryRank) {
   run([](ProcessGroup& group) {
     for (const int bad_step : {0, 1}) {
@@ -157,7 +160,7 @@ TEST_P(Unused, NamesTheParametersOnEveryRank) {
       DistributedDataParallel ddp(make_branches(), own);
       for (int step = 0; step <= bad_step; ++step) {
         const auto mine = share_of(global_batch(24, step), group);
-        // The last rank leaves out a branch.
+        // Rank 1 leaves out a branch.
         const bool bad = step == bad_step && group.rank() == 1;
         auto loss = loss_of(ddp(mine, bad ? 5 : 7), mine);
         if (step < bad_step) {
@@ -194,7 +197,7 @@ TEST_P(Unused, ALossBesideForwardIsAnErrorWithWords) {
 
 LOCKSTEP_DDP_WORLDS(Unused, World("shm", 2), World("gloo", 2));
 
-// Item 14: activation checkpointing makes a backward pass inside the backward pass.
+// Activation checkpointing runs a backward pass inside the backward pass.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             torch::nn::LinearImpl* layer) {
@@ -213,7 +216,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 };
 
-// A layer that is gone through twice, with checkpoints.
+// A checkpointed layer that runs twice, so its gradient is computed twice. With static_graph, the number is
+// learned in the first pass and checked later.
 struct Checkpointed : torch::nn::Module {
   Checkpointed()
       : before(register_module("before", torch::nn::Linear(8, 8))),
@@ -289,7 +293,7 @@ TEST_P(StaticGraph, AParameterUsedUnderNoSyncOnlyIsAnError) {
   });
 }
 
-// Item 14, with uses that differ from rank to rank.
+// With static_graph, the ranks may use different parameters.
 TEST_P(StaticGraph, UsedOnSomeRanksOnly) {
   run([](ProcessGroup& group) {
     DistributedDataParallel ddp(make_branches(), default_group(), {.static_graph = true});

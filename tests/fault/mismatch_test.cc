@@ -1,5 +1,5 @@
-// Over Gloo, too, ranks that make different calls are told so, each of them, with both calls: no wrong
-// numbers, no hang and no end of the process. (In shared memory: tests/shm/mismatch_test.cc.)
+// If ranks make different calls over Gloo, every rank gets an error that shows both calls. There are no wrong
+// results, no hangs and no crashes. (For shared memory: tests/shm/mismatch_test.cc.)
 #include <chrono>
 #include <functional>
 #include <gmock/gmock.h>
@@ -23,8 +23,8 @@ using GroupCall = std::function<void(ProcessGroup& group)>;
 
 struct Different {
   const char* name;
-  GroupCall most, one;             // what rank 1 does differs
-  std::vector<const char*> words;  // of both calls
+  GroupCall most, one;             // `one` is rank 1's call
+  std::vector<const char*> words;  // from both calls
 };
 
 at::Tensor ones(int64_t count, at::ScalarType dtype = at::kFloat) { return at::ones({count}, dtype); }
@@ -80,7 +80,7 @@ const std::vector<Different>& all_differences() {
 
 class Difference : public ::testing::TestWithParam<int> {};
 
-// Each in a group of its own; the rest of the world lives on.
+// Each difference has a group of its own; other groups are not affected.
 TEST_P(Difference, IsToldToEveryRankWithBothCalls) {
   run_ranks(GetParam(), "gloo", [](ProcessGroup& group) {
     std::vector<int> everybody(group.world_size());
@@ -88,13 +88,13 @@ TEST_P(Difference, IsToldToEveryRankWithBothCalls) {
     for (const auto& difference : all_differences()) {
       SCOPED_TRACE(difference.name);
       const auto doomed = group.new_group(everybody);
-      doomed->all_reduce(ones(4));  // so far they agree
+      doomed->all_reduce(ones(4));  // the ranks agree so far
       const auto first = message_of<MismatchError>(
           [&] { group.rank() == 1 ? difference.one(*doomed) : difference.most(*doomed); });
       for (const auto* words : difference.words) EXPECT_THAT(first, HasSubstr(words));
       EXPECT_THAT(first, AllOf(HasSubstr("the ranks do not make the same call"), HasSubstr("rank 1"),
                                HasSubstr("(pid "), HasSubstr("hint:")));
-      // And again, though now they would agree.
+      // The error is repeated, although the ranks agree now.
       EXPECT_EQ(message_of<MismatchError>([&] { doomed->barrier(); }), first);
     }
     auto tensor = ones(4);
@@ -106,13 +106,13 @@ TEST_P(Difference, IsToldToEveryRankWithBothCalls) {
 INSTANTIATE_TEST_SUITE_P(World, Difference, ::testing::Values(2, 3),
                          [](const auto& param) { return std::to_string(param.param); });
 
-// A rank that comes late finds that the others have given up already, and why.
+// A late rank gets the error on which the others have already given up.
 TEST(DifferenceInDetail, IsToldToALateRankAndToCallsUnderWay) {
   run_ranks(3, "gloo", [](ProcessGroup& group) {
     const auto doomed = group.new_group({0, 1, 2});
     const bool late = group.rank() == 1;
     auto other = group.all_reduce_async(ones(1));
-    if (late) std::this_thread::sleep_for(1s);  // longer than a wait takes to become suspicious
+    if (late) std::this_thread::sleep_for(1s);  // longer than a wait regards as usual
     auto first = doomed->all_reduce_async(ones(late ? 3 : 4));
     auto second = doomed->all_reduce_async(ones(late ? 4 : 3));
     const auto message = message_of<MismatchError>([&] { first.wait(); });
@@ -148,7 +148,7 @@ TEST(DifferenceInDetail, OfAMessageAndItsReceiver) {
   });
 }
 
-// Each waits for its own message to be taken, and not for that of the other.
+// Each rank waits until its own message is received, and does not wait for the other's.
 TEST(DifferenceInDetail, OfMessagesThatCross) {
   run_ranks(2, "gloo", [](ProcessGroup& group) {
     const int other = 1 - group.rank();
@@ -158,13 +158,13 @@ TEST(DifferenceInDetail, OfMessagesThatCross) {
   });
 }
 
-// Fingerprints must not put calls into an order that the calls themselves do not have.
+// The comparison must not impose an order that the calls themselves do not have.
 TEST(Agreement, LeavesHealthyTrafficAlone) {
   run_ranks(3, "gloo", [](ProcessGroup& group) {
     const int rank = group.rank(), world = group.world_size();
     const int next = (rank + 1) % world, previous = (rank + world - 1) % world;
     for (int round = 0; round < 30; ++round) {
-      // Rank 0 reduces before it receives, rank 1 after it has sent.
+      // Rank 0 reduces before it receives; rank 1 reduces after it has sent.
       auto sum = ones(1000);
       auto message = at::full({5}, round);
       if (rank == 0) {
@@ -179,7 +179,7 @@ TEST(Agreement, LeavesHealthyTrafficAlone) {
       }
       EXPECT_EQ(sum[999].item<int>(), world);
 
-      // Messages are taken in another order than they were sent in.
+      // Messages are received in a different order than they were sent.
       auto small = at::zeros({2}), large = at::zeros({3000});
       std::vector<Work> works;
       works.push_back(group.recv_async(small, previous, 1));
@@ -198,7 +198,7 @@ TEST(Agreement, LeavesHealthyTrafficAlone) {
   });
 }
 
-// What a rank has said of its last call reaches its neighbour, however late that comes.
+// The fingerprint of a rank's last call reaches its neighbour, even if the neighbour is late.
 TEST(Agreement, ARankMayEndBeforeItsNeighbourHasCome) {
   expect_success(start_ranks(3, [](int rank) {
     const auto group = init_process_group({.backend = "gloo", .timeout = 20s});
@@ -210,7 +210,7 @@ TEST(Agreement, ARankMayEndBeforeItsNeighbourHasCome) {
   }));
 }
 
-// A Work that nobody waits for takes part in the comparison all the same.
+// A Work that nobody waits for still takes part in the comparison.
 TEST(Agreement, OutlivesAWorkThatWasDropped) {
   run_ranks(2, "gloo", [](ProcessGroup& group) {
     for (int i = 0; i < 20; ++i) static_cast<void>(group.all_reduce_async(ones(100)));

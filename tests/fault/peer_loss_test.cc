@@ -1,4 +1,4 @@
-// A rank dies or falls silent: the others must learn who it was, soon, and keep saying so.
+// If a rank dies or stops responding, the others must soon get an error that names it, and repeat this error.
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 #include <ATen/ATen.h>
 
 #include "base/deadline.h"
-#include "comm/environment.h"
-#include "comm/rendezvous.h"
-#include "comm/store.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/meet.h"
+#include "rendezvous/open_store.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::testing {
@@ -20,8 +20,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-// Reduces until something happens; a survivor exits with 1 and prints its error. Afterwards the group repeats
-// it.
+// Reduces until a call fails. A survivor checks that the group repeats the error, prints it and exits with 1.
 std::vector<RankOutcome> train_into(const Fault& fault, int world, std::chrono::milliseconds timeout,
                                     const std::string& backend) {
   return start_ranks(world,
@@ -67,7 +66,7 @@ TEST_P(PeerLoss, AKilledRankIsNamedByItsPeers) {
                 AllOf(HasSubstr("PeerLostError: "), HasSubstr("all_reduce of 1000 Float, Sum"),
                       HasSubstr(victims_name()), HasSubstr("hint:")))
         << outcome.describe();
-    // What Gloo says itself is of no use to anybody.
+    // Gloo's own message would not help the user.
     if (backend() == "gloo") {
       EXPECT_THAT(outcome.output, AllOf(HasSubstr("PeerLostError: all_reduce of 1000 Float, Sum failed"),
                                         HasSubstr("has ended")));
@@ -101,7 +100,7 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
     if (outcome.rank == victim()) continue;
     EXPECT_FALSE(outcome.hung) << outcome.describe();
     EXPECT_EQ(outcome.exit_status, 1) << outcome.describe();
-    // When one gives up and leaves, the second to notice may see it go.
+    // When one rank gives up and leaves, the other one may see that first.
     EXPECT_THAT(outcome.output, AnyOf(HasSubstr("TimeoutError: "), HasSubstr("PeerLostError: ")));
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("all_reduce"), HasSubstr("hint:")));
     everything += outcome.output;
@@ -140,7 +139,7 @@ TEST_P(OtherGroups, OfRanksThatAreAliveGoOn) {
 INSTANTIATE_TEST_SUITE_P(Backends, OtherGroups, ::testing::Values("gloo", "shm"),
                          [](const auto& param) { return param.param; });
 
-// Of Gloo alone.
+// Gloo only.
 TEST(PeerLossInDetail, ATimeoutSaysWhoIsNotThere) {
   const auto outcomes = train_into(Fault::stop_at(1, 3), 2, 2s, "gloo");
   EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("TimeoutError: all_reduce of 1000 Float, Sum failed"),
@@ -154,7 +153,8 @@ TEST(PeerLossInDetail, ATimeoutSaysWhatTheOthersWaitFor) {
                                     [](int rank) {
                                       const auto group =
                                           init_process_group({.backend = "gloo", .timeout = 3s});
-                                      // Rank 2 never comes. Rank 0, which only gives, goes on without it.
+                                      // Rank 2 never arrives. Rank 0 only gives data, and continues without
+                                      // it.
                                       if (rank == 2) std::this_thread::sleep_for(5s);
                                       if (rank == 2) return;
                                       group->gather(at::ones({10}), 1);
@@ -163,7 +163,7 @@ TEST(PeerLossInDetail, ATimeoutSaysWhatTheOthersWaitFor) {
                                     {.deadline = 20s});
   std::string everything;
   for (const auto& outcome : outcomes) everything += outcome.output;
-  // Who looks first sees where the others are.
+  // The rank that times out first sees where the others wait.
   EXPECT_THAT(everything,
               AllOf(HasSubstr("TimeoutError: "), HasSubstr("not waiting in any collective: rank 2 (pid"),
                     AnyOf(HasSubstr("was waiting in #2 barrier"),
@@ -181,7 +181,7 @@ TEST(PeerLossInDetail, ADeadPeerBeforeConnecting) {
   EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("Error: "), HasSubstr("missing: rank 1")));
 }
 
-// Gloo waits for the rank it talks to, and does not see that a third one has ended.
+// Gloo waits for the rank that it communicates with, and does not see that a third one has ended.
 TEST(PeerLossInDetail, AWaitForALivingRankEndsWhenAThirdOneDies) {
   for (const bool message : {false, true}) {
     const auto outcomes =
@@ -191,7 +191,7 @@ TEST(PeerLossInDetail, AWaitForALivingRankEndsWhenAThirdOneDies) {
                       const auto large = at::ones({1 << 22});
                       if (rank == 2) ::raise(SIGKILL);
                       if (rank == 1) ::raise(SIGSTOP);
-                      // Rank 0 only sends to rank 1 here, which is alive and takes nothing.
+                      // Rank 0 only sends to rank 1, which is alive but receives nothing.
                       message ? group->send(large, 1) : static_cast<void>(group->gather(large, 1));
                     },
                     {.deadline = 30s});
@@ -202,12 +202,12 @@ TEST(PeerLossInDetail, AWaitForALivingRankEndsWhenAThirdOneDies) {
   }
 }
 
-// What a rank does in good order at its end is no loss, however long the others go on.
+// A rank that ends regularly is not lost, no matter how long the others continue.
 TEST(PeerLossInDetail, ARankThatHasFinishedIsNotLost) {
   expect_success(start_ranks(3, [](int rank) {
     const auto group = init_process_group({.backend = "gloo", .timeout = 20s});
     auto tensor = at::ones({10});
-    group->reduce(tensor, 0);  // rank 1 has nothing more to do, and ends
+    group->reduce(tensor, 0);  // rank 1 has nothing more to do and ends
     if (rank == 1) return;
     if (rank == 2) std::this_thread::sleep_for(1500ms);
     auto pair = at::ones({10});
@@ -215,7 +215,7 @@ TEST(PeerLossInDetail, ARankThatHasFinishedIsNotLost) {
   }));
 }
 
-// A rank that has met the others, and dies before it connects to them.
+// A rank dies after the rendezvous, before it connects to the others.
 TEST_P(OtherGroups, ADeathBetweenMeetingAndConnectingIsKnown) {
   const auto outcomes = start_ranks(3,
                                     [](int rank) {
@@ -223,13 +223,13 @@ TEST_P(OtherGroups, ADeathBetweenMeetingAndConnectingIsKnown) {
                                         init_process_group({.backend = GetParam(), .timeout = 50s});
                                         return;
                                       }
-                                      const auto identity = comm::identify(comm::NeedMaster::Yes);
+                                      const auto identity = rendezvous::identify(rendezvous::NeedMaster::Yes);
                                       const auto deadline = base::Deadline::in(20s);
-                                      const auto store = comm::open_store(
-                                          comm::meeting_point("env://", identity), identity, deadline);
-                                      auto facts = comm::facts_of_this_process(1, 3);
+                                      const auto store = rendezvous::open_store(
+                                          rendezvous::meeting_point("env://", identity), identity, deadline);
+                                      auto facts = rendezvous::facts_of_this_process(1, 3);
                                       facts.backend = GetParam();
-                                      comm::meet(*store->under("0/0"), facts, deadline);
+                                      rendezvous::meet(*store->under("0/0"), facts, deadline);
                                       ::raise(SIGKILL);
                                     },
                                     {.deadline = 30s});
@@ -256,7 +256,7 @@ TEST_P(RankZero, MayStopOrDieAtAnyPointOfInit) {
                                       }).detach();
                                       const auto group =
                                           init_process_group({.backend = backend, .timeout = 2s});
-                                      // It was quicker than the signal.
+                                      // init_process_group was faster than the signal.
                                       group->new_group({0, 1, 2});
                                       group->barrier();
                                       std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
@@ -282,12 +282,12 @@ INSTANTIATE_TEST_SUITE_P(Init, RankZero,
                                   std::to_string(std::get<2>(param.param));
                          });
 
-// The store's memory is rank 0's.
+// The store is in rank 0's memory.
 TEST(PeerLossInDetail, AGroupThatIsGoneLeavesNothingInTheStore) {
   run_ranks(3, "gloo", [](ProcessGroup& group) {
-    const auto identity = comm::identify(comm::NeedMaster::Yes);
-    const auto store =
-        comm::open_store(comm::meeting_point("env://", identity), identity, base::Deadline::in(20s));
+    const auto identity = rendezvous::identify(rendezvous::NeedMaster::Yes);
+    const auto store = rendezvous::open_store(rendezvous::meeting_point("env://", identity), identity,
+                                              base::Deadline::in(20s));
     const auto make_and_drop = [&] {
       group.new_group({0, 2});
       group.new_group({0, 1, 2});
@@ -296,7 +296,7 @@ TEST(PeerLossInDetail, AGroupThatIsGoneLeavesNothingInTheStore) {
     };
     make_and_drop();
     group.barrier();
-    // The words of the others may be on their way.
+    // Messages of the other ranks may still be on their way.
     const auto settled = [&] {
       auto count = store->getNumKeys();
       for (const auto deadline = base::Deadline::in(10s); !deadline.expired() && count > 30;

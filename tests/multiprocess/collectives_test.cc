@@ -1,5 +1,5 @@
-// Every collective, for every dtype and operation that has a meaning, against a plain reference: each rank
-// knows what all ranks put in. Sizes: none, one, odd, a few thousand.
+// Compares every collective, for every dtype and operation that has a meaning, with a simple reference: each
+// rank knows the inputs of all ranks. Sizes: none, one, odd, a few thousand.
 #include <atomic>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include "comm/work_state.h"
+#include "foreign/transport.h"
 #include "shm/reference.h"
 #include "shm/shared.h"
 #include "support/data.h"
@@ -150,7 +150,7 @@ TEST_P(Collectives, AllToAll) {
 
 TEST_P(Collectives, SendAndReceiveInARing) {
   run_ranks(world(), backend(), [](ProcessGroup& group) {
-    if (group.world_size() == 1) {  // nobody to send to
+    if (group.world_size() == 1) {  // no other rank to send to
       auto tensor = at::ones({1});
       EXPECT_THROW(group.send(tensor, 0), UsageError);
       EXPECT_THROW(group.recv(tensor, 0), UsageError);
@@ -171,14 +171,14 @@ TEST_P(Collectives, SendAndReceiveInARing) {
 
 TEST_P(Collectives, BarrierHoldsEverybodyBack) {
   constexpr int kRounds = 20;
-  // Memory that all ranks see, independent of what is tested.
+  // Memory that all ranks share, independent of the code under test.
   auto* arrived =
       static_cast<std::atomic<int>*>(::mmap(nullptr, kRounds * sizeof(std::atomic<int>),
                                             PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(arrived, MAP_FAILED);
   run_ranks(world(), backend(), [&](ProcessGroup& group) {
     for (int round = 0; round < kRounds; ++round) {
-      // Another one is late each time.
+      // Another rank is late in each round.
       if (round % group.world_size() == group.rank())
         std::this_thread::sleep_for(std::chrono::milliseconds(3));
       ++arrived[round];
@@ -189,8 +189,8 @@ TEST_P(Collectives, BarrierHoldsEverybodyBack) {
   ::munmap(arrived, kRounds * sizeof(std::atomic<int>));
 }
 
-// Strides are the caller's business: transposed, strided and channels-last tensors give what contiguous ones
-// give, and what lies between their elements is not touched.
+// Any strides are allowed: transposed, strided and channels-last tensors give the same results as contiguous
+// ones. Memory between their elements is not touched.
 TEST_P(Collectives, AnyStrides) {
   run_ranks(world(), backend(), [](ProcessGroup& group) {
     const auto layouts = std::vector<std::function<at::Tensor(const at::Tensor&)>>{
@@ -227,7 +227,7 @@ TEST_P(Collectives, AnyStrides) {
   });
 }
 
-// conj() and expand() are views that only pretend to have memory of their own.
+// conj() and expand() are views without memory of their own.
 TEST_P(Collectives, LazyViews) {
   run_ranks(world(), backend(), [](ProcessGroup& group) {
     const auto value = c10::complex<float>(1, 2);
@@ -243,11 +243,11 @@ TEST_P(Collectives, LazyViews) {
     EXPECT_THROW(group.all_reduce(expanded), UsageError);
     EXPECT_THROW(group.broadcast(expanded), UsageError);
     EXPECT_EQ(group.all_gather(expanded).front().sum().item<int>(),
-              4);  // to be read from, it is as good as any
+              4);  // as an input it is valid
   });
 }
 
-// What a call is given need not have a name, nor outlive the call.
+// Arguments may be temporaries; they need not outlive the call.
 TEST_P(Collectives, Temporaries) {
   run_ranks(world(), backend(), [](ProcessGroup& group) {
     const int world = group.world_size(), last = world - 1;
@@ -290,7 +290,7 @@ TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
     for (int i = 31; i >= 0; --i) {
       works[i].wait();
       EXPECT_TRUE(works[i].is_done());
-      works[i].wait();  // again: nothing happens twice
+      works[i].wait();  // a second wait has no effect
       EXPECT_TRUE(same(tensors[i], expected_reduction(everyones(group.world_size(), {100 + i}, at::kFloat, i),
                                                       ReduceOp::Sum)));
     }
@@ -307,8 +307,8 @@ TEST_P(Collectives, ParametersThatRequireGradients) {
   });
 }
 
-// A tensor without elements takes part as any other: the call is not over before those have come from whom
-// this rank receives.
+// A tensor without elements takes part like any other: the call is not done before the ranks that this rank
+// receives from have arrived.
 TEST_P(Collectives, WithoutElementsWaitForTheOthers) {
   const Shared<std::atomic<int>> begun;
   run_ranks(world(), backend(), [&](ProcessGroup& group) {
@@ -368,12 +368,12 @@ TEST_P(Collectives, ArgumentsThatCannotBeRightChangeNothing) {
     }
     auto sparse = at::ones({2, 2}).to_sparse();
     EXPECT_THROW(group.all_reduce(sparse), UsageError);
-    group.all_reduce(tensor);  // the group is as good as before
+    group.all_reduce(tensor);  // the group still works
     EXPECT_EQ(tensor.sum().item<double>(), 4.0 * group.world_size());
   });
 }
 
-// Done an instant after the short wait was given up, with which every wait begins.
+// Every wait begins with a short one. This call is done immediately after the short wait has timed out.
 class DoneTooLate : public c10d::Work {
  public:
   bool wait(std::chrono::milliseconds timeout) override {
@@ -383,11 +383,21 @@ class DoneTooLate : public c10d::Work {
   bool isCompleted() override { return true; }
 };
 
-TEST(Work, ThatIsDoneJustAfterAShortWaitHasNotFailed) {
-  auto state = std::make_shared<Work::State>();
-  state->group = std::make_shared<ProcessGroup::Impl>();
-  state->c10d = c10::make_intrusive<DoneTooLate>();
-  Work(state).wait();
+class LateBackend : public c10d_backend {
+ public:
+  LateBackend() : c10d_backend(0, 2) {}
+  const std::string getBackendName() const override { return "late"; }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
+    return c10::make_intrusive<DoneTooLate>();
+  }
+};
+
+TEST(ForeignBackends, ACallThatIsDoneJustAfterAShortWaitHasNotFailed) {
+  ProcessGroup::Impl group;
+  group.world_size = 2;
+  foreign::Transport transport(group, c10::make_intrusive<LateBackend>());
+  comm::Request barrier;
+  transport.run(barrier);
 }
 
 std::string name_of(const ::testing::TestParamInfo<Collectives::ParamType>& info) {
@@ -397,7 +407,7 @@ std::string name_of(const ::testing::TestParamInfo<Collectives::ParamType>& info
 INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
                          ::testing::Combine(::testing::Values("gloo"), ::testing::Values(1, 2, 3, 4)),
                          name_of);
-// A world of one is the same for all.
+// A world of one rank is the same for all backends.
 INSTANTIATE_TEST_SUITE_P(Shm, Collectives,
                          ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4)), name_of);
 

@@ -1,4 +1,4 @@
-// What groups are besides their collectives: who is who, subgroups, the default group, the world of one.
+// Groups apart from their collectives: ranks, subgroups, the default group, the world of one rank.
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
@@ -14,9 +14,9 @@
 
 #include <lockstep/c10d.h>
 
-#include "comm/foreign_store.h"
-#include "comm/rendezvous.h"
 #include "groups/make_group.h"
+#include "rendezvous/foreign_store.h"
+#include "rendezvous/meet.h"
 #include "support/message_of.h"
 #include "support/run_ranks.h"
 #include "support/scratch_folder.h"
@@ -27,7 +27,7 @@ namespace {
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-// What holds for every backend.
+// Behaviour of every backend.
 class Groups : public ::testing::TestWithParam<const char*> {
  protected:
   const char* backend() const { return GetParam(); }
@@ -76,7 +76,7 @@ TEST(GroupsByDefault, WithoutLocalVariablesTheRanksLookAtEachOther) {
 
 TEST_P(Groups, SubgroupsWorkSideBySide) {
   run_ranks(4, backend(), [](ProcessGroup& group) {
-    const auto even = group.new_group({2, 0});  // sorted, as PyTorch's
+    const auto even = group.new_group({2, 0});  // sorted, as in PyTorch
     const auto odd = group.new_group({1, 3});
     const auto last = group.new_group({3});
     const auto everyone = group.new_group({0, 1, 2, 3});
@@ -96,7 +96,7 @@ TEST_P(Groups, SubgroupsWorkSideBySide) {
     first.wait();
     EXPECT_EQ(half[0].item<int>(), is_even ? 2 : 4);
     EXPECT_EQ(whole[0].item<int>(), 6);
-    // A group of a group.
+    // A subgroup of a subgroup.
     const auto inner = mine->new_group({1});
     EXPECT_EQ(inner != nullptr, mine->rank() == 1);
     group.barrier();  // rank 0 hosts the store in which the odd ranks have just met
@@ -135,10 +135,10 @@ TEST_P(Groups, TheDefaultGroupComesAndGoes) {
       EXPECT_EQ(tensor[0].item<int>(), 2);
       destroy_process_group();
       EXPECT_THROW(default_group(), UsageError);
-      group->all_reduce(tensor);  // lives on while somebody holds it
+      group->all_reduce(tensor);  // works as long as somebody holds it
       EXPECT_EQ(tensor[0].item<int>(), 4);
     }
-    destroy_process_group();  // twice is once
+    destroy_process_group();  // a second call has no effect
   }));
 }
 
@@ -200,7 +200,7 @@ TEST_P(Groups, ThreadsUseGroupsOfTheirOwn) {
   });
 }
 
-// One rank gives up: the others, who wait for it, hear why, long before the timeout.
+// One rank gives up. The others, which wait for it, get its error long before the timeout.
 TEST_P(Groups, PoisonEndsThemOnAllRanks) {
   run_ranks(3, backend(), [](ProcessGroup& group) {
     auto own = group.new_group({0, 1, 2});
@@ -210,7 +210,7 @@ TEST_P(Groups, PoisonEndsThemOnAllRanks) {
     const auto message = message_of<UsageError>([&] { own->all_reduce(tensor); });
     EXPECT_THAT(message, HasSubstr("the data of rank 1 is broken"));
     EXPECT_THAT(message_of<UsageError>([&] { own->barrier(); }), HasSubstr("the data of rank 1 is broken"));
-    group.barrier();  // other groups go on
+    group.barrier();  // other groups still work
   });
 }
 
@@ -223,12 +223,11 @@ bool blocks_sigpipe(const std::filesystem::path& task) {
   return false;
 }
 
-// A write to a peer that has died must be an error, not the end of this process; the user's threads are the
-// user's.
+// A write to a dead peer must be an error and must not end this process. The user's threads are not changed.
 TEST(GroupsOnGloo, ThreadsOfTheBackendTakeNoSigpipe) {
   run_ranks(2, "gloo", [](ProcessGroup& group) {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
-    EXPECT_GE(std::count_if(begin(tasks), end(tasks), blocks_sigpipe), 3);  // two that work, one that listens
+    EXPECT_GE(std::count_if(begin(tasks), end(tasks), blocks_sigpipe), 3);  // two workers, a listener
     EXPECT_FALSE(blocks_sigpipe("/proc/thread-self"));
     group.barrier();
   });
@@ -238,7 +237,7 @@ TEST_P(Groups, AForkedChildMayDropThem) {
   run_ranks(2, backend(), [](ProcessGroup& group) {
     auto other = group.new_group({0, 1});
     auto tensor = at::ones({1});
-    // With all the threads that a group in use has.
+    // A group in use has all its threads.
     for (auto* used : {&group, other.get()}) {
       used->all_reduce(tensor);
       used->rank() == 0 ? used->send(tensor, 1) : used->recv(tensor, 0);
@@ -252,13 +251,13 @@ TEST_P(Groups, AForkedChildMayDropThem) {
     int status = -1;
     EXPECT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
-    // The parent's are as good as before.
+    // The parent's groups still work.
     other->barrier();
     group.barrier();
   });
 }
 
-// Takes its time to look up where its peers are.
+// A store that is slow to return the addresses of peers.
 class SlowFile : public c10d::FileStore {
  public:
   SlowFile(const std::string& path, bool slow) : c10d::FileStore(path, 3), slow_(slow) {}
@@ -271,26 +270,26 @@ class SlowFile : public c10d::FileStore {
   bool slow_;
 };
 
-// Gloo takes a peer for connected as soon as the kernel does.
+// Gloo considers a peer connected as soon as the kernel does.
 TEST_P(Groups, NobodyIsLeftAloneWhileItConnects) {
   const ScratchFolder folder;
   const auto path = (folder / "store").string();
-  expect_success(
-      start_ranks(3,
-                  [&](int rank) {
-                    const auto deadline = base::Deadline::in(20s);
-                    const auto file = c10::make_intrusive<SlowFile>(path, rank == 2);
-                    const auto store = c10::make_intrusive<comm::KeyStore>(
-                        std::make_shared<comm::ForeignStore>(file, rank), "test", deadline.budget());
-                    const auto ranks = comm::meet(*store, comm::facts_of_this_process(rank, 3), deadline);
-                    groups::make_group("test", backend(), rank, ranks, comm::placement_of(rank, ranks),
-                                       {store, 3}, deadline);
-                  },
-                  {}));
+  expect_success(start_ranks(
+      3,
+      [&](int rank) {
+        const auto deadline = base::Deadline::in(20s);
+        const auto file = c10::make_intrusive<SlowFile>(path, rank == 2);
+        const auto store = c10::make_intrusive<rendezvous::KeyStore>(
+            std::make_shared<rendezvous::ForeignStore>(file, rank), "test", deadline.budget());
+        const auto ranks = rendezvous::meet(*store, rendezvous::facts_of_this_process(rank, 3), deadline);
+        groups::make_group("test", backend(), rank, ranks, rendezvous::placement_of(rank, ranks), {store, 3},
+                           deadline);
+      },
+      {}));
 }
 
-// An event thread that takes the CPU from the thread it waits for makes a message ten times as slow
-// (compat/gloo.cc).
+// A message takes ten times as long if the event thread takes the CPU from the thread that it waits for
+// (gloo/make_gloo.cc).
 TEST(Gloo, ItsEventThreadIsPatientAndNobodyElseIs) {
   run_ranks(2, "gloo", [](ProcessGroup& group) {
     group.barrier();

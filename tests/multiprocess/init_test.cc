@@ -1,5 +1,5 @@
-// How the ranks of a job find each other, and what each mistake gets: an error of the right kind that names
-// the thing, on every rank, within the deadline.
+// How the ranks of a job find each other. Each mistake is an error of the right kind, which names the cause,
+// on every rank, within the deadline.
 #include <filesystem>
 #include <fstream>
 #include <gmock/gmock.h>
@@ -24,10 +24,10 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using namespace std::chrono_literals;
 
-// Leads to this machine, but not as one of the names that make a job one of one machine.
+// An address of this machine, but none of the names that mark a job as one on a single machine.
 constexpr const char* kThisMachineByTcp = "0.0.0.0";
 
-// Joins with a short timeout and adds up a tensor: a job in small.
+// A minimal job: joins with a short timeout and sums a tensor.
 void join_and_sum(const InitOptions& options) {
   const auto group = init_process_group(options);
   auto tensor = at::full({3}, group->rank() + 1);
@@ -35,7 +35,7 @@ void join_and_sum(const InitOptions& options) {
   EXPECT_EQ(tensor[0].item<int>(), group->world_size() * (group->world_size() + 1) / 2);
 }
 
-// Addresses at which this process listens, as /proc/net/tcp and tcp6 write them.
+// Addresses at which this process listens, in the format of /proc/net/tcp and tcp6.
 std::vector<std::string> listening_addresses() {
   std::vector<std::string> own_sockets;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -67,7 +67,7 @@ TEST(Init, AJobOnOneMachineListensOnLoopbackOnly) {
   });
 }
 
-// Shared memory needs no network, and neither does the store.
+// Neither shared memory nor its store needs a network.
 TEST(Init, AJobOnSharedMemoryListensAtNoPort) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
     EXPECT_THAT(listening_addresses(), IsEmpty());
@@ -89,7 +89,7 @@ TEST(Init, MeetsAtAnAddress) {
                              }}));
 }
 
-// As between machines: at a TCP port.
+// At a TCP port, as between machines.
 TEST(Init, MeetsAtAPort) {
   expect_success(
       start_ranks(3, [](int) { join_and_sum({.timeout = 20s}); }, {.environment = [](int) {
@@ -134,7 +134,7 @@ TEST(Init, OptionsThatCannotBe) {
                   AllOf(HasSubstr("smoke signals"), HasSubstr("there is: shm, gloo"), HasSubstr("hint:")));
     }
     EXPECT_THROW(init_process_group({.backend = "nccl"}), UsageError);
-    join_and_sum({.timeout = 20s});  // a refusal leaves nothing behind
+    join_and_sum({.timeout = 20s});  // a rejected call has no effects
   }));
 }
 
@@ -272,7 +272,7 @@ TEST(Init, AMeetingPointThatIsTakenIsNamed) {
                                         HasSubstr(std::to_string(port.port())), HasSubstr("another job")));
 }
 
-// Something accepts connections where rank 0 should be, and says nothing.
+// At rank 0's address, something accepts connections but never responds.
 TEST(Init, ASilentMeetingPointIsATimeout) {
   const auto tcp = base::listen_on(base::Reach::Everyone, 0);
   const base::PortReservation port(base::Reach::ThisMachine);
@@ -298,7 +298,7 @@ TEST(Init, ASilentMeetingPointIsATimeout) {
   }
 }
 
-// torchrun's agent hosts a store of LibTorch's; it may be stopped, too.
+// torchrun's agent hosts a LibTorch store; the agent may be stopped, too.
 TEST(Init, ASilentAgentIsATimeout) {
   const auto listener = base::listen_on(base::Reach::ThisMachine, 0);
   const auto outcomes =
@@ -325,7 +325,7 @@ TEST(Init, AnotherTokenIsRefusedAndTheJobGoesOn) {
         }
       },
       {.environment = [](int process) {
-        // The third one comes from elsewhere, and says that it is rank 1.
+        // The third process is from another job, and claims to be rank 1.
         return Environment{
             {"WORLD_SIZE", "2"},
             {"LOCAL_WORLD_SIZE", "2"},
@@ -340,7 +340,7 @@ TEST(Init, AnotherTokenIsRefusedAndTheJobGoesOn) {
 TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
   const ScratchFolder folder;
   const auto method = "file://" + (folder / "meeting").string();
-  // An earlier job whose ranks were killed while they met: the file is as they left it.
+  // The file is left from an earlier job, whose ranks were killed during the rendezvous.
   start_ranks(1, [&](int) { init_process_group({.init_method = method, .timeout = 300ms}); },
               {.environment = [](int) {
                 return Environment{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}};
@@ -358,7 +358,7 @@ TEST(Init, JobsSideBySideDoNotMeet) {
     for (int job = 0; job < 3; ++job) reserved.emplace_back(base::Reach::ThisMachine);
     return reserved;
   }();
-  // Six processes are three jobs of two.
+  // Six processes: three jobs of two ranks.
   expect_success(
       start_ranks(6, [](int) { join_and_sum({.timeout = 20s}); }, {.environment = [&](int process) {
                     return Environment{{"RANK", std::to_string(process % 2)},

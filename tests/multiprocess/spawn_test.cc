@@ -1,4 +1,4 @@
-// spawn() with a model in hand: what a program does that brings its own ranks.
+// spawn() in programs that use torch and start their ranks themselves.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-// Each test in a process of its own, as a program: spawn() forks, and must find a process without a history.
+// Runs each test in a process of its own, like a program: spawn() forks, and needs a process without a
+// history.
 void as_a_program(const std::function<void()>& program) {
   expect_success(start_ranks(1, [&](int) { program(); }, {.environment = [](int) {
                                return Environment{{"RANK", ""},        {"WORLD_SIZE", ""},
@@ -24,7 +25,7 @@ void as_a_program(const std::function<void()>& program) {
 
 TEST(Spawn, RanksFindEachOtherAndTheParentsMemory) {
   as_a_program([] {
-    // Large enough that the parent's OpenMP pool has been at work before the fork.
+    // Large enough to start the parent's OpenMP pool before the fork.
     const auto data = at::ones({1 << 20}).add_(1).mul_(2);
     spawn(3, [&](int rank) {
       const auto group = init_process_group({.timeout = 20s});
@@ -43,7 +44,7 @@ TEST(Spawn, TheFirstErrorComesBackAndThePeersAreStopped) {
       spawn(3, [](int rank) {
         const auto group = init_process_group({.timeout = 60s});
         if (rank == 1) throw MismatchError("rank one has another opinion");
-        group->barrier();  // would wait for a minute
+        group->barrier();  // would wait for one minute
       });
       ADD_FAILURE() << "nothing was thrown";
     } catch (const MismatchError& error) {

@@ -1,4 +1,4 @@
-// What init_process_group does to the process that calls it, and how to keep it from doing so.
+// How init_process_group tunes the calling process, and how to prevent that.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -36,7 +36,7 @@ TEST(Tune, RanksOfOneMachineShareItsCores) {
       {.environment = [](int) { return without_settings(); }}));
 }
 
-// What a program had before it was ported is what its author chose, or what LibTorch found best.
+// The number of threads was chosen by the program's author or by LibTorch.
 TEST(Tune, AWorldOfOneKeepsItsThreads) {
   expect_success(start_ranks(1,
                              [&](int) {
@@ -80,7 +80,7 @@ TEST(Tune, RanksThatTheirLauncherHasBoundKeepTheirCores) {
   if (all.size() < 2) GTEST_SKIP() << "nothing to bind to on one CPU";
   expect_success(start_ranks(2,
                              [&](int rank) {
-                               // The other way round than lockstep would do it.
+                               // The reverse of lockstep's choice.
                                const std::vector<int> given = {all[1 - rank]};
                                ASSERT_TRUE(tuning::bind_this_process(given));
                                init_process_group({.timeout = 20s});

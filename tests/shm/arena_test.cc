@@ -83,7 +83,7 @@ size_t mapped(const std::string& file, const std::string& field) {
   return kib << 10;
 }
 
-// What Arena relies on, tried by itself: Linux 6.1 and later can, unless it is forbidden.
+// Tests directly what Arena relies on: Linux 6.1 and later makes huge pages, unless that is disabled.
 bool kernel_makes_huge_pages() {
   const base::Fd file(::memfd_create("tried", MFD_CLOEXEC));
   EXPECT_EQ(::ftruncate(file.get(), kHugePageBytes), 0);
@@ -194,9 +194,9 @@ TEST(Arena, BlocksNeverOverlap) {
   }
   for (const auto& [offset, block] : live) arena.free(offset);
   EXPECT_EQ(arena.bytes_in_use(), 0U);
-  // All in one piece again: what an extent holds can be had at once, without growing.
+  // All memory is in one piece again: a whole extent can be allocated at once, without growth.
   const auto reserved = segment->bytes_reserved();
-  arena.allocate(kHugePageBytes - kPage);  // the largest that begins with any page
+  arena.allocate(kHugePageBytes - kPage);  // the largest block that may begin at any page
   arena.allocate(kHugePageBytes - kPage);
   EXPECT_EQ(segment->bytes_reserved(), reserved);
 }

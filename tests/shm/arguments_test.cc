@@ -1,12 +1,12 @@
-// Arguments that cannot be right are refused as Gloo refuses them, in its words, before anything is sent: the
-// group is as good as before.
+// Invalid arguments are rejected as by Gloo, with its messages, before anything is sent. The group still
+// works afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <typeinfo>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "compat/gloo.h"
+#include "gloo/make_gloo.h"
 #include "groups/make_group.h"
 #include "shm/layout.h"
 #include "shm/local_ranks.h"
@@ -33,7 +33,8 @@ class Arguments : public ::testing::Test {
     EXPECT_THAT(refusal_of(call), HasSubstr(words));
   }
 
-  // Where there are no words to repeat: Gloo of this LibTorch lacks the call, or says it in passing.
+  // For cases without a message to repeat: this LibTorch's Gloo lacks the call, or has no check of its own
+  // for it.
   void expect_some_refusal(const std::function<WorkPtr()>& call) {
     EXPECT_THAT(refusal_of(call), AllOf(Not(IsEmpty()), Not(HasSubstr("Timed out"))));
   }
@@ -203,13 +204,13 @@ TEST_F(Arguments, OperationsThatMeanNothing) {
   expect_some_refusal([&] { return reduce(root(), {complex}, 0, ReduceOp::Max); });
 }
 
-// The same class, which is what Python's users see first, and the same words behind the name of the backend.
+// The same exception class, which Python users see first, and the same message after the name of the backend.
 TEST(Backends, RefuseArgumentsAsGlooDoes) {
-  if (!compat::has_gloo()) GTEST_SKIP() << "this LibTorch has no Gloo";
+  if (!gloo::has_gloo()) GTEST_SKIP() << "this LibTorch has no Gloo";
   LocalRanks ranks(1);
   const auto gloo =
-      compat::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(20), "127.0.0.1");
-  using Refused = std::pair<std::string, std::string>;  // class, words
+      gloo::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(20), "127.0.0.1");
+  using Refused = std::pair<std::string, std::string>;  // class, message
   const auto refusal = [](c10d_backend& backend,
                           const std::function<WorkPtr(c10d_backend&)>& call) -> Refused {
     try {
@@ -217,7 +218,7 @@ TEST(Backends, RefuseArgumentsAsGlooDoes) {
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();
       const auto words = text.substr(text.find(": "));
-      // Gloo does not count the tensor that it compares with.
+      // Gloo's indices do not count the tensor that the others are compared with.
       return {typeid(error).name(), words.substr(0, words.find(" at index"))};
     }
     ADD_FAILURE() << "nothing was refused";
@@ -255,7 +256,7 @@ TEST(Backends, OneThatDoesNotExistIsRefused) {
 }
 
 TEST(Backends, MoreRanksThanSharedMemoryJoinsTakeGloo) {
-  std::vector<comm::RankFacts> ranks(shm::kMaxWorld, comm::RankFacts{.machine = "m"});
+  std::vector<rendezvous::RankFacts> ranks(shm::kMaxWorld, rendezvous::RankFacts{.machine = "m"});
   EXPECT_EQ(groups::choose_backend("auto", ranks), "shm");
   EXPECT_EQ(groups::choose_backend("shm", ranks), "shm");
   ranks.push_back(ranks.front());

@@ -1,5 +1,5 @@
-// Sums of numbers that round are taken in rank order: the same bits on all ranks, in every kind of memory,
-// and in every run. Half types are added in fp32 and rounded once.
+// Sums that must be rounded are computed in rank order: they are bitwise the same on all ranks, in every kind
+// of memory and in every run. 16-bit floats are added in fp32 and rounded once.
 #include <gtest/gtest.h>
 #include <map>
 #include <string_view>
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMost = 100'003;
 
 at::Tensor random_data(at::IntArrayRef sizes, at::ScalarType dtype, int rank) {
-  static std::map<int, at::Tensor> drawn;  // drawing takes longer than all the rest
+  static std::map<int, at::Tensor> drawn;  // generating the numbers takes longer than everything else
   auto& numbers = drawn[rank];
   const int64_t count = c10::multiply_integers(sizes);
   if (!numbers.defined() || numbers.numel() < count) {
@@ -61,7 +61,7 @@ TEST_P(Bitwise, SumsAreTakenInRankOrder) {
         const auto sum = sum_in_rank_order(inputs);
         const auto want = bytes_of(sum);
         for (const bool registered : {false, true}) {
-          // The last rank's memory is of the other kind.
+          // The last rank has the other kind of memory.
           const bool mine_is = registered != (rank == world - 1);
           auto tensor = mine_is ? group.empty({count}, at::dtype(dtype)) : at::empty({count}, dtype);
           tensor.copy_(inputs[rank]);
@@ -88,7 +88,7 @@ TEST_P(Bitwise, SumsAreTakenInRankOrder) {
 INSTANTIATE_TEST_SUITE_P(Worlds, Bitwise, ::testing::Values(2, 3, 4, 7),
                          [](const auto& world) { return "World" + std::to_string(world.param); });
 
-// Operations for which no formula is promised bit for bit, too.
+// Includes operations that do not promise a formula for each bit.
 TEST(BitwiseRuns, GiveTheSameOnAllRanksAndEveryTime) {
   constexpr int kWorld = 3, kRuns = 2, kResults = 8;
   struct Digests {

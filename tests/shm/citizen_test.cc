@@ -1,5 +1,5 @@
-// The backend as code written for c10d uses it: several ranks in one process, each driven by a thread of its
-// own or all by one thread, which makes every rank's call first and waits afterwards.
+// The backend as used by code that is written for c10d: several ranks in one process. Each rank has a thread
+// of its own, or one thread makes the calls of all ranks and then waits for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
@@ -21,7 +21,7 @@ enum class Drive { OneThread, ThreadForEachRank };
 
 class Citizen : public ::testing::TestWithParam<Drive> {
  protected:
-  // Every rank's call, completed.
+  // Makes every rank's call and completes it.
   void all(LocalRanks& ranks, const LocalRanks::Call& call) {
     if (GetParam() == Drive::OneThread) {
       for (const auto& work : ranks.start(call)) EXPECT_TRUE(work->wait());
@@ -154,7 +154,7 @@ TEST_P(Citizen, ReduceScatterInBothForms) {
   for (int i = 0; i < 3; ++i) expect_filled(outputs[i], 3 + 30 * i);
 }
 
-// What rank `from` sends to rank `to` says so.
+// Data that shows which rank sends it to which.
 at::Tensor letter(int from, int to, int64_t count) { return filled(from * 10 + to, {count}); }
 
 TEST_P(Citizen, AllToAllOfTensorsOfAnySize) {
@@ -214,7 +214,7 @@ TEST_P(Citizen, AllToAllOfRows) {
   expect_filled(outputs[1].narrow(0, 1, 1), 2);
 }
 
-// Of one size and dtype; which elements it has, and how many, differs from rank to rank.
+// All have one size and dtype. The number and the indices of the elements depend on the seed.
 at::Tensor sparse_data(int seed, int sparse_dims, int dense_dims, at::ScalarType dtype) {
   const int64_t count = seed % 4;  // 0: no elements at all
   std::vector<int64_t> sizes(sparse_dims, 6), value_sizes = {count};
@@ -222,7 +222,7 @@ at::Tensor sparse_data(int seed, int sparse_dims, int dense_dims, at::ScalarType
     sizes.push_back(3);
     value_sizes.push_back(3);
   }
-  // Element 0 comes twice, so the tensor is not coalesced.
+  // Indices may repeat, so the tensor is not coalesced.
   const auto indices = at::arange(count).mul(seed).remainder(3).expand({sparse_dims, count}).clone();
   const auto values = at::arange(c10::multiply_integers(value_sizes)).add(seed).view(value_sizes).to(dtype);
   return at::sparse_coo_tensor(indices, values, sizes);
@@ -249,7 +249,7 @@ TEST_P(Citizen, AllReduceOfSparseTensors) {
       }
     }
   }
-  // Among other calls, and when no rank has anything.
+  // Between other calls, and when no rank has any elements.
   std::vector<Tensors> none;
   std::vector<at::Tensor> dense;
   for (int rank = 0; rank < 3; ++rank) {
@@ -312,7 +312,7 @@ TEST(CitizenPointToPoint, EqualTagsKeepTheirOrder) {
   LocalRanks ranks(2);
   Tensors received = {filled(-1), filled(-1), filled(-1)};
   std::vector<WorkPtr> works;
-  works.push_back(recv(ranks[1], {received[0]}, 0, 5));  // one comes before its send
+  works.push_back(recv(ranks[1], {received[0]}, 0, 5));  // the receive is posted before the send
   for (int i = 0; i < 3; ++i) works.push_back(send(ranks[0], {filled(i)}, 1, 5));
   for (int i = 1; i < 3; ++i) works.push_back(recv(ranks[1], {received[i]}, 0, 5));
   for (const auto& work : works) EXPECT_TRUE(work->wait());
@@ -373,7 +373,8 @@ TEST(CitizenBarrier, MonitoredPassesWhenAllCome) {
   }
 }
 
-// The ranks named stay away, or leave. What the ranks are told who came, in time.
+// The `absent` ranks do not call the barrier, or leave the group. Returns the errors of the others, which
+// must be in time.
 std::map<int, std::string> monitored_without(const std::set<int>& absent, int world, bool wait_for_all,
                                              bool leave = false) {
   LocalRanks ranks(world, 2s);
@@ -391,7 +392,7 @@ std::map<int, std::string> monitored_without(const std::set<int>& absent, int wo
       c10d::BarrierOptions options;
       options.timeout = 500ms;
       const auto text = error_of([&] { ranks[rank].monitoredBarrier(options, wait_for_all); });
-      // Poisoned.
+      // The group is poisoned.
       EXPECT_FALSE(error_of([&] { ranks[rank].barrier()->wait(); }).empty());
       const std::lock_guard lock(mutex);
       told[rank] = text;
@@ -455,7 +456,7 @@ TEST(CitizenIdentity, SequenceNumbersAreThereFromTheStartAndAgree) {
     for (const auto& work : works) EXPECT_TRUE(work->wait());
   }
   EXPECT_EQ(agreed(), first + 3);
-  // Not everybody's business, so it must not count.
+  // Messages do not concern all ranks, so they must not count.
   const auto sending = send(ranks[0], {filled(1)}, 1);
   EXPECT_TRUE(recv(ranks[1], {filled(0)}, 0)->wait());
   EXPECT_TRUE(sending->wait());

@@ -1,5 +1,5 @@
-// Corners in which an engine of this kind goes wrong: callbacks that call back, tensors that share memory,
-// several things that end at once.
+// Corner cases of the engine: callbacks that make calls, tensors that share memory, several calls that end at
+// once.
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ TEST(Corners, ACallbackMayWaitForTheFutureOfAnotherCall) {
   for (const auto& work : {a, b, c, d}) EXPECT_TRUE(work->wait());
 }
 
-// What a callback throws ends the group, and nothing else: the call is complete.
+// A callback that throws poisons the group, but the call itself succeeds.
 TEST(Corners, ACallbackThatThrowsAnything) {
   for (const bool anything : {false, true}) {
     LocalRanks ranks(2);
@@ -106,7 +106,7 @@ TEST(Corners, AMessageThatDoesNotFitDoesNotLoseTheOneBefore) {
   const auto one = send(ranks[1], {filled(1)}, 0, 1);
   const auto two = send(ranks[1], {filled(2)}, 0, 2);
   try {
-    first->wait(10s);  // received, or ended by the error of the other: not lost
+    first->wait(10s);  // received, or ended by the error of the other message, but not lost
   } catch (const MismatchError&) {
   }
   EXPECT_TRUE(first->isCompleted());
@@ -120,7 +120,7 @@ TEST(Corners, ABarrierMeansThatAllBeforeItIsDone) {
       tensor.fill_(group.rank() == 0 ? i : -1);
       auto work = group.broadcast_async(tensor, 0);
       group.barrier();
-      // Whatever the root does to its tensor now comes too late for the others.
+      // The root may change its tensor now; the other rank must not see that.
       if (group.rank() == 0) tensor.fill_(-2);
       work.wait();
       if (group.rank() == 1) {
@@ -130,7 +130,7 @@ TEST(Corners, ABarrierMeansThatAllBeforeItIsDone) {
   });
 }
 
-// The input lies in the output: where this rank's own part belongs, and where another's does.
+// The input is a part of the output: the part of this rank, or that of another rank.
 TEST(Corners, AllGatherOfAPartOfItsOwnOutput) {
   for (const int64_t count : {10, 100000}) {
     for (const int shift : {0, 1}) {

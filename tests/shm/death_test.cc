@@ -1,5 +1,5 @@
-// A rank is killed, before a call of each kind or in the middle of one: every other rank learns at once who
-// it was, and keeps saying so.
+// A rank is killed before a call of each kind, or in the middle of one. Every other rank immediately gets an
+// error that names it, and repeats this error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 constexpr int kRanks = 3;
 constexpr int64_t kLarge = 250'000;
-constexpr int64_t kSoonMs = 5000;  // the timeout is twelve times that
+constexpr int64_t kSoonMs = 5000;  // the timeout is twelve times as long
 
 struct DeathScene {
   std::atomic<int> victims_pid{0};
@@ -40,7 +40,7 @@ enum class Moment { Before, Amid };
   std::atomic<int> rounds{0};
   std::thread killer([&] {
     while (rounds < 3) std::this_thread::yield();
-    std::this_thread::sleep_for(100us);  // into the next one
+    std::this_thread::sleep_for(100us);  // in the middle of the next round
     strike();
   });
   for (;; ++rounds) kind.run(group, kLarge);
@@ -49,7 +49,7 @@ enum class Moment { Before, Amid };
 void survive(const Kind& kind, ProcessGroup& group, int victim, DeathScene& scene) {
   std::string first;
   try {
-    // A rank that only gives may have given before it notices.
+    // A rank that only gives data may complete a call before it notices.
     for (;;) kind.run(group, kLarge);
   } catch (const PeerLostError& error) {
     first = error.what();
@@ -70,7 +70,7 @@ void survive(const Kind& kind, ProcessGroup& group, int victim, DeathScene& scen
     }
   }
   EXPECT_LT(now_ms() - again, 1000);
-  // Nobody goes before all have seen who went first.
+  // No survivor ends before all have seen the death of the first rank.
   ++scene.informed;
   EXPECT_TRUE(eventually([&] { return scene.informed == kRanks - 1; }));
 }
@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(EachKindAndRank, Death,
                                   std::to_string(std::get<1>(param.param));
                          });
 
-// Those who live have a group of their own, and a call under way on it.
+// The survivors have a group of their own, with a call under way.
 TEST(DeathInDetail, OtherGroupsGoOn) {
   const auto outcomes = start_ranks(4, [](int rank) {
     const auto group = init_process_group({.backend = "shm", .timeout = 60s});
@@ -144,7 +144,7 @@ TEST(DeathInDetail, CallsInFlightAllEnd) {
     try {
       for (const auto& kind : all_kinds())
         for (auto& work : kind.start(*group, 1000)) works.push_back(work);
-    } catch (const PeerLostError&) {  // seen while they were made
+    } catch (const PeerLostError&) {  // noticed while starting calls
     }
     int lost = 0;
     for (auto& work : works) {

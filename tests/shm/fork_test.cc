@@ -1,5 +1,5 @@
-// A rank forks. Its child has pictures of the tensors and groups: whatever it does with them, and however it
-// ends, the parent's memory and the group stay as they are.
+// A rank forks. Its child has copies of the tensors and groups. Nothing that the child does with them, and no
+// way in which it ends, may affect the parent's memory or the group.
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -15,10 +15,10 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr int64_t kCount = 1 << 20;  // large enough that its pages are given back when it is freed
+constexpr int64_t kCount = 1 << 20;  // large enough that its pages are returned when it is freed
 
-// The child must not use LibTorch's threads, which it has not got: plain loops only. It ends as a process
-// does that returns from main, or is killed when it hangs.
+// The child has none of LibTorch's threads, so it must use plain loops only. It ends like a process that
+// returns from main, or is killed if it hangs.
 void in_forked_child(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -47,7 +47,7 @@ TEST_P(Fork, AChildThatWritesAndDropsTensorsLeavesTheParentsAlone) {
     const auto before = tensor.clone();
     in_forked_child([&] {
       const auto* element = tensor.data_ptr<float>();
-      EXPECT_EQ(element[1], 1.0F + group.rank());  // it sees what the parent has
+      EXPECT_EQ(element[1], 1.0F + group.rank());  // it sees the parent's data
       write_over(tensor);
       EXPECT_NE(element[1], 1.0F + group.rank());
       tensor.reset();
@@ -55,7 +55,7 @@ TEST_P(Fork, AChildThatWritesAndDropsTensorsLeavesTheParentsAlone) {
     EXPECT_TRUE(at::equal(tensor, before));
     in_forked_child([&] { tensor.reset(); });
     EXPECT_TRUE(at::equal(tensor, before));
-    // Nor does what a child writes travel.
+    // Nor is anything sent that a child writes.
     in_forked_child([&] { write_over(tensor); });
     group.all_reduce(tensor);
     EXPECT_TRUE(at::equal(tensor, at::arange(GetParam()).remainder(100).mul(2).add(1).to(at::kFloat)));

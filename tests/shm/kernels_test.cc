@@ -1,5 +1,5 @@
-// The reduction kernels of every instruction set that this CPU has, bit by bit against one reference. That
-// all of them agree with it means that they agree with each other.
+// Compares the reduction kernels of every instruction set of this CPU with one reference, bit by bit. So they
+// also agree with each other.
 #include "shm/kernels.h"
 
 #include <algorithm>
@@ -31,9 +31,9 @@ std::vector<Isa> isas() {
   return found;
 }
 
-// ---- The reference: one element at a time, written for nothing but to be right ----
+// ---- The reference: one element at a time, made to be correct, not fast ----
 
-// A 16-bit float of any format, as arithmetic in double sees it.
+// A 16-bit float of any format, for arithmetic in double.
 template <int kExponentBits>
 struct Small {
   static constexpr int kMantissaBits = 15 - kExponentBits;
@@ -64,7 +64,7 @@ struct Small {
     if (magnitude == 0) return {sign};
     if (std::isinf(magnitude)) return {static_cast<uint16_t>(sign | infinity)};
     const int exponent = std::max(std::ilogb(magnitude), kLowest);
-    // nearbyint rounds to even; one unit too many carries into the exponent by itself.
+    // nearbyint rounds to even. If the mantissa overflows, the carry goes into the exponent.
     const auto units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, kMantissaBits - exponent)));
     const int bits = ((exponent - kLowest) << kMantissaBits) + units;
     return {static_cast<uint16_t>(sign | std::min<int>(bits, infinity))};
@@ -126,7 +126,7 @@ std::complex<T> fold(Combine combine, const std::vector<std::complex<T>>& values
     const T c = values[i].real();
     const T d = values[i].imag();
     if (combine == Combine::Product) {
-      // volatile: no compiler may fuse these.
+      // volatile prevents the compiler from fusing these operations.
       const volatile T ac = real * c, bd = imaginary * d, ad = real * d, bc = imaginary * c;
       real = ac - bd;
       imaginary = ad + bc;
@@ -194,7 +194,7 @@ Bytes expected_of(Combine combine, const std::vector<Bytes>& sources, int diviso
   return expected;
 }
 
-// ---- What is known of an element type ----
+// ---- Element types ----
 
 struct Kind {
   Element element;
@@ -238,7 +238,7 @@ void put_floating(Bytes& bytes, Random& random) {
   }
 }
 
-// 16-bit floats and integers are fine as any bits: those have enough NaN, infinities and subnormal numbers.
+// 16-bit floats and integers are random bits, which contain enough NaNs, infinities and subnormal numbers.
 Bytes random_bytes(const Kind& kind, size_t count, unsigned seed) {
   std::mt19937 random(seed);
   Bytes bytes(count * kind.bytes);
@@ -247,7 +247,7 @@ Bytes random_bytes(const Kind& kind, size_t count, unsigned seed) {
   if (element == Element::Float || element == Element::ComplexFloat) put_floating<float>(bytes, random);
   if (element == Element::Double || element == Element::ComplexDouble) put_floating<double>(bytes, random);
   if (element == Element::Half || element == Element::BFloat16) {
-    // Every other one near 1, so that sums do not always overflow or vanish.
+    // Every other element is near 1, so that sums do not always overflow or vanish.
     const int one = element == Element::Half ? 0x3c00 : 0x3f80;
     for (size_t at = 0; at < bytes.size(); at += 4) {
       const auto near =
@@ -261,7 +261,7 @@ Bytes random_bytes(const Kind& kind, size_t count, unsigned seed) {
   return bytes;
 }
 
-// Buffers that do not begin at an aligned address, with something behind them that must stay.
+// A buffer at an unaligned address, followed by bytes that must not change.
 class Buffer {
  public:
   Buffer(const unsigned char* bytes, size_t size, size_t skew)
@@ -352,7 +352,7 @@ TEST_P(Kernels, GiveTheBitsOfTheReference) {
     for (const int src_count : {1, 2, 3, 7}) {
       std::vector<Bytes> sources;
       for (int s = 0; s < src_count; ++s) sources.push_back(random_bytes(kind, kLargest, 17 * src_count + s));
-      // 0 where it is to be ignored; powers of two and others are different code.
+      // 0 if the divisor is ignored. Powers of two use different code than other divisors.
       const auto divisors = combine == Combine::Avg ? std::vector<int>{1, 2, 3, 7} : std::vector<int>{0};
       for (const int divisor : divisors) {
         const Bytes expected = kind.expected(combine, sources, divisor);
@@ -379,7 +379,7 @@ void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 class SmallFloats : public ::testing::TestWithParam<Kind> {
  protected:
-  // All 65536 numbers of the format.
+  // All 65536 values of the format.
   static Bytes everything() {
     Bytes bytes(2 * 65536);
     for (uint32_t i = 0; i < 65536; ++i) {
@@ -409,8 +409,8 @@ TEST_P(SmallFloats, EveryNumberComesBackAsItself) {
   }
 }
 
-// Division brings every number into the subnormal range, to ties and below the smallest; sums with a
-// constant meet every distance of exponents; doubling overflows.
+// Division gives subnormal numbers, ties, and numbers below the smallest. Sums with a constant cover all
+// differences of exponents. Doubling overflows.
 TEST_P(SmallFloats, EveryNumberIsRoundedToNearestEven) {
   const Kind& kind = GetParam();
   for (const int divisor : {2, 3, 1 << 10, 3 << 10, 1 << 24}) {

@@ -12,7 +12,7 @@ bool all_need_root(int, int absent) { return absent == 0; }
 
 at::Tensor ones(int64_t count) { return at::ones({count}); }
 
-// To the next, from the previous.
+// Sends to the next rank and receives from the previous one.
 std::vector<Work> around_the_ring(ProcessGroup& group, int64_t count) {
   const int world = group.world_size(), rank = group.rank();
   auto received = ones(count);

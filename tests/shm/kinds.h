@@ -1,4 +1,4 @@
-// One call of each kind, for tests that do the same to all of them.
+// One call of each kind, for tests that treat all kinds alike.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,13 @@ namespace lockstep::testing {
 
 struct Kind {
   std::string name;
-  // What messages about it say at least.
+  // A word that messages about this call contain.
   std::string word;
-  // Makes the call with about this many floats on each rank; the ranks' calls belong together. Calls that
-  // have a root have it at rank 0.
+  // Starts the call with about `count` floats on each rank. The calls of all ranks belong together; a root is
+  // rank 0.
   std::function<std::vector<Work>(ProcessGroup& group, int64_t count)> start;
-  // Whether this rank's part cannot be done without `absent`, whatever way the engine works. (A root may
-  // have handed out its data before anybody looks at it.)
+  // Whether this rank cannot finish without `absent`, regardless of how the engine works. (A root may already
+  // have given its data.)
   std::function<bool(int rank, int absent)> needs;
 
   void run(ProcessGroup& group, int64_t count) const {

@@ -1,4 +1,4 @@
-// Ranks of one group inside this process, as foreign c10d code and the thread sanitizer like to have them.
+// All ranks of a group in this process, for tests that imitate other c10d code and for the thread sanitizer.
 #pragma once
 
 #include <chrono>
@@ -12,30 +12,30 @@ namespace lockstep::testing {
 
 class LocalRanks {
  public:
-  // All made by the calling thread, over one store.
+  // The calling thread creates all ranks, with one store.
   explicit LocalRanks(int world, std::chrono::milliseconds timeout = std::chrono::seconds(20));
 
   int world() const { return static_cast<int>(backends_.size()); }
   c10d_backend& operator[](int rank) { return *backends_.at(rank); }
-  // This rank leaves.
+  // This rank leaves the group.
   void destroy(int rank) { backends_.at(rank).reset(); }
 
   using Call = std::function<WorkPtr(int rank, c10d_backend& backend)>;
-  // Every rank's call by the calling thread, one after the other; none is waited for.
+  // Makes every rank's call in the calling thread, one after the other, without waiting.
   std::vector<WorkPtr> start(const Call& call);
-  // The body in one thread for each rank. An exception that leaves it fails the test.
+  // Runs the body in one thread for each rank. An exception from the body fails the test.
   void in_threads(const std::function<void(int rank, c10d_backend& backend)>& body);
 
  private:
   std::vector<c10::intrusive_ptr<c10d_backend>> backends_;
 };
 
-// What the action throws, as text; fails the test if it throws nothing.
+// Returns the message of what the action throws; fails the test if it throws nothing.
 std::string error_of(const std::function<void()>& action);
-// The same for a call that may be refused at once or in its wait. The wait is bounded.
+// The same for a call that may be rejected immediately or in its wait, which is bounded.
 std::string refusal_of(const std::function<WorkPtr()>& call);
 
-// Polls until the condition holds; false when it does not come to hold in time.
+// Polls until the condition holds; returns false if it does not in time.
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds within = std::chrono::seconds(5));
 

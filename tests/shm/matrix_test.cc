@@ -1,7 +1,7 @@
-// Every collective of c10d's interface, for every dtype and operation that has a meaning, against a plain
-// reference. Sizes: none, one, odd, a page of elements and its neighbours, several MiB; memory: registered
-// with the group, ordinary, and both in one call. One start of the ranks for each world and test; the loops
-// are inside.
+// Compares every collective of c10d's interface, for every dtype and operation that has a meaning, with a
+// simple reference. Sizes: none, one, odd, 4096 and its neighbours, several MiB. Memory: registered with the
+// group, ordinary, and both in one call. Each test starts its ranks once for each world size; the loops are
+// inside.
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 const std::vector<int64_t> kMatrixCounts = {0, 1, 37, 4095, 4096, 4097};
 
-// Mixed: what one rank has registered, its neighbour has not, and an output other than its input.
+// Mixed: alternates between neighbouring ranks, and between input and output.
 enum class Memory { Plain, Registered, Mixed };
 constexpr Memory kMemories[] = {Memory::Plain, Memory::Registered, Memory::Mixed};
 
@@ -25,15 +25,15 @@ constexpr Memory kMemories[] = {Memory::Plain, Memory::Registered, Memory::Mixed
 class Rank {
  public:
   explicit Rank(ProcessGroup& group) : group_(group), rank(group.rank()), world(group.world_size()) {
-    at::set_num_threads(1);  // there are ranks enough
-    // A world of one has no engine of its own; c10d users can have one all the same.
+    at::set_num_threads(1);  // there are enough ranks
+    // A group of one rank has no engine, but c10d users can create one.
     backend_ = world > 1 ? group.c10d()
                          : make_c10d_backend("shm", c10::make_intrusive<c10d::HashStore>(), 0, 1, 20s);
   }
 
   c10d_backend& operator*() { return *backend_; }
 
-  // A copy of the values, and room for what is to come. `index` tells a call's tensors apart.
+  // place() copies values; room() is for results. `index` numbers the tensors of a call.
   at::Tensor place(const at::Tensor& values, Memory memory, int index = 0) {
     return is_registered(memory, index) ? group_.empty(values.sizes(), values.options()).copy_(values)
                                         : values.clone();
@@ -72,7 +72,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << static_cast<int>(c.memory);
 }
 
-// The body makes the same calls on all ranks; after a failure nothing more is tried.
+// The body makes the same calls on all ranks. Stops after a failure.
 template <class Body>
 void for_all(const std::vector<at::ScalarType>& dtypes, const std::vector<int64_t>& counts, Body&& body) {
   int salt = 0;
@@ -210,7 +210,7 @@ void check_exchanging(Rank& rank, const Case& c) {
   finish(all_to_all(*rank, outputs, parts));
   expect_same(outputs, want, "alltoall");
 
-  // Uneven: the part for rank i has i more rows than the case says; rank r gives everybody r rows less.
+  // Uneven: a part for rank i has i rows more than the case states, and a part from rank r has r rows less.
   const auto share = [&](int from, int to) { return std::max<int64_t>(0, c.count + to - from); };
   const auto all_rows = c.count + rank.world;
   Splits given, taken;
@@ -242,7 +242,7 @@ class Matrix : public ::testing::TestWithParam<int> {
 TEST_P(Matrix, Reductions) {
   with_ranks([](Rank& rank) {
     for_all(all_dtypes(), kMatrixCounts, [&](const Case& c) {
-      // Each operation meets each kind of memory for some dtypes, and for float always.
+      // Tests each operation with each kind of memory for float, and for some of the other dtypes.
       size_t turn = c.salt;
       for (const auto op : all_ops()) {
         if (!has_meaning(op, c.dtype)) continue;
@@ -272,7 +272,7 @@ TEST_P(Matrix, SeveralMebibytes) {
       if (c.dtype != at::kFloat && c.memory != Memory::Mixed) return;
       check_reductions(rank, c, ReduceOp::Sum);
       check_spreading(rank, c);
-      Case part = c;  // as much in all
+      Case part = c;  // the same total
       part.count = count / rank.world;
       check_scattered_reductions(rank, part, ReduceOp::Sum);
       check_gathering(rank, part);
@@ -281,7 +281,7 @@ TEST_P(Matrix, SeveralMebibytes) {
   });
 }
 
-// Each rank lays out its tensors as it likes; what lies between their elements is not touched.
+// Each rank may use other strides. Memory between the elements is not touched.
 TEST_P(Matrix, AnyStrides) {
   const auto layouts = std::vector<std::function<at::Tensor(const at::Tensor&)>>{
       [](const at::Tensor& t) { return t.t().contiguous().t(); },
@@ -336,7 +336,7 @@ TEST_P(Matrix, AnyStrides) {
   });
 }
 
-// Views into registered memory begin anywhere.
+// Views of registered memory may begin at any element.
 TEST_P(Matrix, PartsOfRegisteredMemory) {
   with_ranks([](Rank& rank) {
     for (const int64_t offset : {1, 3, 17, 1000}) {
@@ -351,7 +351,7 @@ TEST_P(Matrix, PartsOfRegisteredMemory) {
   });
 }
 
-// As sharded training does it: this rank's own part is where it belongs already.
+// As in sharded training: this rank's part is already in its place.
 TEST_P(Matrix, OutputsAndInputsThatShareMemory) {
   with_ranks([](Rank& rank) {
     for (const auto memory : kMemories) {

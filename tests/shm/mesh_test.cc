@@ -1,4 +1,4 @@
-// How the ranks of one machine find and watch each other, as threads and as processes.
+// How the ranks of one machine find and monitor each other, as threads and as processes.
 #include "shm/mesh.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr size_t kSegmentBytes = 3 * 4096;
-constexpr size_t kFree = Segment::kTableBytes;  // the first offset that is the test's to use
+constexpr size_t kFree = Segment::kTableBytes;  // the first offset that tests may use
 const std::atomic<bool> kNotCancelled{false};
 
 StorePtr hash_store() { return c10::make_intrusive<c10d::HashStore>(); }
@@ -53,7 +53,8 @@ StorePtr hash_store() { return c10::make_intrusive<c10d::HashStore>(); }
 std::shared_ptr<Segment> new_segment() { return Segment::create("mesh_test", kSegmentBytes); }
 
 std::unique_ptr<Mesh> new_mesh(const StorePtr& store, int rank, int world) {
-  return std::make_unique<Mesh>(store, rank, world, new_segment());
+  const auto segment = new_segment();
+  return std::make_unique<Mesh>(store, rank, world, segment, segment);
 }
 
 void connect(Mesh& mesh, std::chrono::milliseconds budget = 20s) {
@@ -89,7 +90,7 @@ size_t open_descriptors() {
   return count;
 }
 
-// Where forked ranks meet. Gone with the test.
+// The rendezvous of forked ranks; removed at the end of the test.
 class MeetingFile {
  public:
   StorePtr open(int world) const {
@@ -100,7 +101,7 @@ class MeetingFile {
   testing::ScratchFolder folder_;
 };
 
-// A child that ends when the test does, and whose end the test decides when to look at.
+// A child process that ends with the test at the latest. The test decides when to reap it.
 class Child {
  public:
   explicit Child(const std::function<int()>& body) {
@@ -128,7 +129,7 @@ class Child {
   void kill() const {
     if (!reaped_) ::kill(pid_, SIGKILL);
   }
-  // Waits for its end and leaves a zombie.
+  // Waits for its end without reaping it.
   void wait() const {
     siginfo_t info = {};
     EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT), 0);
@@ -144,13 +145,13 @@ class Child {
   int status_ = 0;
 };
 
-// What a rank wrote into the store, open to forgery.
-nlohmann::json introduction_of(const StorePtr& store, int rank) {
+// The entry of a rank in the store, for tests that forge it.
+nlohmann::json address_of(const StorePtr& store, int rank) {
   const auto bytes = store->get(fmt::format("shm/{}", rank));
   return nlohmann::json::parse(bytes.begin(), bytes.end());
 }
-void introduce(const StorePtr& store, int rank, const nlohmann::json& introduction) {
-  const auto text = introduction.dump();
+void publish(const StorePtr& store, int rank, const nlohmann::json& address) {
+  const auto text = address.dump();
   store->set(fmt::format("shm/{}", rank), std::vector<uint8_t>(text.begin(), text.end()));
 }
 
@@ -166,7 +167,7 @@ TEST_P(Worlds, ConnectAsThreads) {
     std::vector<std::unique_ptr<Mesh>> meshes;
     for (int rank = 0; rank < world; ++rank) {
       segments.push_back(new_segment());
-      meshes.push_back(std::make_unique<Mesh>(store, rank, world, segments.back()));
+      meshes.push_back(std::make_unique<Mesh>(store, rank, world, segments.back(), segments.back()));
     }
     run_threads(world, [&](int rank) { connect(*meshes[rank]); });
     for (int rank = 0; rank < world; ++rank) {
@@ -182,7 +183,7 @@ TEST_P(Worlds, ConnectAsThreads) {
       EXPECT_THAT(meshes[rank]->gone(), IsEmpty());
       EXPECT_THROW(connect(*meshes[rank]), UsageError);
     }
-    // Sockets and segments; nobody listens any more.
+    // Sockets and segments only; no rank listens any more.
     EXPECT_EQ(open_descriptors(), before + world * (world - 1) + world);
   }
   EXPECT_EQ(open_descriptors(), before);
@@ -193,7 +194,7 @@ TEST_P(Worlds, ConnectAsProcesses) {
   const MeetingFile file;
   lockstep::testing::expect_success(lockstep::testing::start_ranks(world, [&](int rank) {
     const auto mine = new_segment();
-    Mesh mesh(file.open(world), rank, world, mine);
+    Mesh mesh(file.open(world), rank, world, mine, mine);
     connect(mesh);
     const auto late = mine->add_extent(1 << 20);
     std::memset(mine->at(late, 100), rank + 1, 100);
@@ -209,8 +210,8 @@ TEST_P(Worlds, ConnectAsProcesses) {
       EXPECT_EQ(static_cast<bool>(mesh.peers()[other].process), other != rank);
     }
     EXPECT_THAT(mesh.gone(), IsEmpty());
-    EXPECT_EQ(mesh.epitaph((rank + 1) % world), "");
-    // Nobody may leave while others check that all are there.
+    EXPECT_EQ(mesh.how_ended((rank + 1) % world), "");
+    // No rank may leave while others check that all are present.
     auto here = std::atomic_ref(*reinterpret_cast<uint64_t*>(mesh.peers()[0].segment->at(kFree + 8, 8)));
     here.fetch_add(1);
     ASSERT_TRUE(until([&] { return here.load() == static_cast<uint64_t>(world); }));
@@ -239,12 +240,13 @@ TEST(Mesh, AThreadIsGoneWithItsMesh) {
   meshes[1].reset();
   EXPECT_THAT(meshes[0]->gone(), ElementsAre(1));
   EXPECT_THAT(meshes[2]->gone(), ElementsAre(1));
-  EXPECT_EQ(meshes[0]->epitaph(1), "");
-  // What it shared stays with those who still have it.
+  EXPECT_EQ(meshes[0]->how_ended(1), "");
+  // Its segment remains valid for the ranks that have mapped it.
   EXPECT_NO_THROW(meshes[0]->peers()[1].segment->at(kFree, 1));
 }
 
-// Rank 0 is the test itself, the others are children that say that they are connected and do as told.
+// Rank 0 is the test itself. The others are children, which report that they are connected and then call
+// `then`.
 class Watched : public ::testing::Test {
  protected:
   void start(int world, const std::function<int(Mesh&)>& then) {
@@ -261,7 +263,7 @@ class Watched : public ::testing::Test {
     connect(*mesh_);
     EXPECT_TRUE(until([&] { return connected(*mesh_).load() == static_cast<uint64_t>(world) - 1; }));
   }
-  // A count of children, in rank 0's segment.
+  // The number of connected children, in rank 0's segment.
   static std::atomic_ref<uint64_t> connected(Mesh& mesh) {
     return std::atomic_ref(*reinterpret_cast<uint64_t*>(mesh.peers()[0].segment->at(kFree, 8)));
   }
@@ -277,11 +279,11 @@ int stay(Mesh&) {
 }
 
 TEST_F(Watched, AKillIsSeenAtOnceAndNamed) {
-  // Rank 2 watches too, and ends well if it sees the same.
+  // Rank 2 watches too, and exits with 0 if it sees the same.
   start(3, [](Mesh& mesh) {
     if (mesh.peers()[1].segment->owner()) return stay(mesh);
     const bool seen = until([&] { return mesh.gone() == std::vector{1}; });
-    const bool named = until([&] { return mesh.epitaph(1) == "killed by signal 9 (Killed)"; });
+    const bool named = until([&] { return mesh.how_ended(1) == "killed by signal 9 (Killed)"; });
     return seen && named ? 0 : 1;
   });
   const auto before = Clock::now();
@@ -289,23 +291,23 @@ TEST_F(Watched, AKillIsSeenAtOnceAndNamed) {
   while (mesh_->gone().empty() && Clock::now() < before + 5s) std::this_thread::sleep_for(1ms);
   EXPECT_LT(Clock::now() - before, 100ms);
   children_[0]->wait();
-  EXPECT_EQ(mesh_->epitaph(1), "killed by signal 9 (Killed)");
+  EXPECT_EQ(mesh_->how_ended(1), "killed by signal 9 (Killed)");
   children_[1]->wait();
   EXPECT_EQ(children_[1]->reap(), 0);
   EXPECT_THAT(mesh_->gone(), ElementsAre(1, 2));
-  // Reaped: new kernels still know how it ended, old ones say nothing.
+  // After reaping, new kernels still report how it ended; old ones do not.
   children_[0]->reap();
-  EXPECT_THAT(mesh_->epitaph(1), AnyOf("killed by signal 9 (Killed)", ""));
+  EXPECT_THAT(mesh_->how_ended(1), AnyOf("killed by signal 9 (Killed)", ""));
 }
 
 TEST_F(Watched, AnExitIsNamed) {
   start(2, [](Mesh&) { return 3; });
   children_[0]->wait();
   EXPECT_THAT(mesh_->gone(), ElementsAre(1));
-  EXPECT_EQ(mesh_->epitaph(1), "exited with status 3");
+  EXPECT_EQ(mesh_->how_ended(1), "exited with status 3");
   children_[0]->reap();
   EXPECT_THAT(mesh_->gone(), ElementsAre(1));
-  EXPECT_THAT(mesh_->epitaph(1), AnyOf("exited with status 3", ""));
+  EXPECT_THAT(mesh_->how_ended(1), AnyOf("exited with status 3", ""));
 }
 
 TEST_F(Watched, WatchingIsCheap) {
@@ -347,7 +349,7 @@ TEST(Mesh, ARankThatDiesWhileOthersAreMissingIsLostNotLate) {
       ::raise(SIGKILL);
     })
         .detach();
-    other->connect(base::Deadline::in(20s), cancelled);  // rank 2 never comes
+    other->connect(base::Deadline::in(20s), cancelled);  // rank 2 never arrives
     return 0;
   });
   const auto before = Clock::now();
@@ -368,7 +370,7 @@ TEST(Mesh, ATimeoutNamesTheMissing) {
   std::atomic<int> late{0};
   run_threads(2, [&](int rank) {
     const auto mesh = new_mesh(store, rank, 5);
-    // Whoever is slower may see the other one give up first; that names the missing as well.
+    // The slower rank may see that the other one has given up; that error names the missing ranks, too.
     const auto message = message_of<Error>([&] {
       try {
         connect(*mesh, 300ms);
@@ -391,7 +393,7 @@ TEST(Mesh, ATimeoutTellsWhoCameAndDidNotConnect) {
   const auto mesh = new_mesh(store, 0, 2);
   const auto message = message_of<TimeoutError>([&] { connect(*mesh, 100ms); });
   EXPECT_THAT(message, HasSubstr("missing: rank 1"));
-  EXPECT_THAT(message, HasSubstr("introduced itself, but is not connected"));
+  EXPECT_THAT(message, HasSubstr("published its address, but is not connected"));
 }
 
 TEST(Mesh, CanBeCancelled) {
@@ -414,46 +416,39 @@ TEST(Mesh, RefusesRanksThatDoNotBelongHere) {
   const auto refused = [](const std::function<void(nlohmann::json&)>& forge, auto expected) {
     const auto store = hash_store();
     const auto real = new_mesh(store, 1, 2);
-    auto introduction = introduction_of(store, 1);
-    forge(introduction);
-    introduce(store, 1, introduction);
+    auto address = address_of(store, 1);
+    forge(address);
+    publish(store, 1, address);
     const auto mesh = new_mesh(store, 0, 2);
     return message_of<decltype(expected)>([&] { connect(*mesh); });
   };
-  const auto change_facts = [](nlohmann::json& introduction, const char* name, const nlohmann::json& value) {
-    auto facts = nlohmann::json::parse(introduction["facts"].get<std::string>());
+  const auto change_facts = [](nlohmann::json& address, const char* name, const nlohmann::json& value) {
+    auto facts = nlohmann::json::parse(address["facts"].get<std::string>());
     facts[name] = value;
-    introduction["facts"] = facts.dump();
+    address["facts"] = facts.dump();
   };
 
   const auto elsewhere = refused(
-      [&](auto& introduction) {
-        change_facts(introduction, "machine", "another");
-        change_facts(introduction, "host", "faraway");
+      [&](auto& address) {
+        change_facts(address, "machine", "another");
+        change_facts(address, "host", "faraway");
       },
       UsageError(""));
   EXPECT_THAT(elsewhere, HasSubstr("faraway"));
-  EXPECT_THAT(elsewhere, HasSubstr(comm::facts_of_this_process(0, 2).host));
+  EXPECT_THAT(elsewhere, HasSubstr(rendezvous::facts_of_this_process(0, 2).host));
   EXPECT_THAT(elsewhere, HasSubstr("hint: use the backend gloo"));
-  EXPECT_THAT(
-      refused([](auto& introduction) { introduction["layout"] = kLayoutVersion + 1; }, MismatchError("")),
-      HasSubstr("layout"));
-  EXPECT_THAT(
-      refused([&](auto& introduction) { change_facts(introduction, "world_size", 3); }, MismatchError("")),
-      HasSubstr("WORLD_SIZE"));
-  EXPECT_THAT(refused([&](auto& introduction) { change_facts(introduction, "rank", 0); }, MismatchError("")),
-              HasSubstr("in the place of rank 1"));
-  EXPECT_THAT(refused([](auto& introduction) { introduction["user"] = ::geteuid() + 1; }, UsageError("")),
-              HasSubstr("user"));
-  EXPECT_THAT(refused(
-                  [](auto& introduction) {
-                    introduction = {1, 2, 3};
-                  },
-                  MismatchError("")),
+  EXPECT_THAT(refused([](auto& address) { address["layout"] = kLayoutVersion + 1; }, MismatchError("")),
               HasSubstr("layout"));
+  EXPECT_THAT(refused([&](auto& address) { change_facts(address, "world_size", 3); }, MismatchError("")),
+              HasSubstr("WORLD_SIZE"));
+  EXPECT_THAT(refused([&](auto& address) { change_facts(address, "rank", 0); }, MismatchError("")),
+              HasSubstr("in the place of rank 1"));
+  EXPECT_THAT(refused([](auto& address) { address["user"] = ::geteuid() + 1; }, UsageError("")),
+              HasSubstr("user"));
+  EXPECT_THAT(refused([](auto& address) { address = {1, 2, 3}; }, MismatchError("")), HasSubstr("layout"));
 }
 
-// Somebody who found the socket.
+// A process that found the socket.
 base::Fd call(const std::string& name) {
   base::Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
@@ -464,8 +459,8 @@ base::Fd call(const std::string& name) {
   return socket;
 }
 
-// The greeting of a rank, as it goes over the wire.
-std::string greeting(int32_t rank, const std::string& token, uint32_t layout = kLayoutVersion) {
+// The bytes of a rank's handshake.
+std::string handshake(int32_t rank, const std::string& token, uint32_t layout = kLayoutVersion) {
   std::string text = "lockstep";
   text.append(reinterpret_cast<const char*>(&layout), 4);
   text.append(reinterpret_cast<const char*>(&rank), 4);
@@ -502,8 +497,8 @@ TEST(Mesh, StrangersAreTurnedAwayAndDoNotEndTheWait) {
     const auto store = hash_store();
     const auto mesh = new_mesh(store, 0, 2);
     std::thread waiting([&] { EXPECT_NO_THROW(connect(*mesh)); });
-    const std::string name = introduction_of(store, 0)["socket"];
-    const std::string token = introduction_of(store, 0)["token"];
+    const std::string name = address_of(store, 0)["socket"];
+    const std::string token = address_of(store, 0)["token"];
     EXPECT_EQ(name.size(), 9 + 32U);
     const auto segment = new_segment();
     const int memfd = segment->fd();
@@ -513,15 +508,15 @@ TEST(Mesh, StrangersAreTurnedAwayAndDoNotEndTheWait) {
     };
     const auto silent = call(name);
     EXPECT_TRUE(silent);
-    EXPECT_TRUE(refused(greeting(1, std::string(32, '0')), {memfd}));
-    EXPECT_TRUE(refused(greeting(0, token), {memfd}));
-    EXPECT_TRUE(refused(greeting(2, token), {memfd}));
-    EXPECT_TRUE(refused(greeting(-1, token), {memfd}));
-    EXPECT_TRUE(refused(greeting(1, token, kLayoutVersion + 1), {memfd}));
-    EXPECT_TRUE(refused(greeting(1, token) + "x", {memfd}));
-    EXPECT_TRUE(refused(greeting(1, token), {}));
-    EXPECT_TRUE(refused(greeting(1, token), {memfd, memfd}));
-    EXPECT_TRUE(refused(greeting(1, token), {memfd, memfd, memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(1, std::string(32, '0')), {memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(0, token), {memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(2, token), {memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(-1, token), {memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(1, token, kLayoutVersion + 1), {memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(1, token) + "x", {memfd, memfd}));
+    EXPECT_TRUE(refused(handshake(1, token), {}));
+    EXPECT_TRUE(refused(handshake(1, token), {memfd}));
+    EXPECT_TRUE(refused(handshake(1, token), {memfd, memfd, memfd, memfd}));
     EXPECT_TRUE(refused("x", {}));
     call(name).reset();
     connect(*new_mesh(store, 1, 2));
@@ -535,14 +530,14 @@ TEST(Mesh, OtherUsersAreTurnedAway) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
   const auto store = hash_store();
   const auto mesh = new_mesh(store, 0, 2);
-  const std::string name = introduction_of(store, 0)["socket"];
-  const std::string token = introduction_of(store, 0)["token"];
+  const std::string name = address_of(store, 0)["socket"];
+  const std::string token = address_of(store, 0)["token"];
   const auto segment = new_segment();
   Child child([&] {
     if (::setuid(65534) != 0) return 1;
     const auto socket = call(name);
     if (!socket) return 2;
-    say(socket, greeting(1, token), {segment->fd()});
+    say(socket, handshake(1, token), {segment->fd(), segment->fd()});
     return is_turned_away(socket) ? 0 : 3;
   });
   EXPECT_THAT(message_of<TimeoutError>([&] { connect(*mesh, 1s); }), HasSubstr("missing: rank 1"));
@@ -553,14 +548,14 @@ TEST(Mesh, DoesNotTalkToAnotherUsersSocket) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
   const auto store = hash_store();
   const auto real = new_mesh(store, 0, 2);
-  auto introduction = introduction_of(store, 0);
-  introduction["socket"] = fmt::format("lockstep-mesh_test-{}", ::getpid());
-  introduce(store, 0, introduction);
+  auto address = address_of(store, 0);
+  address["socket"] = fmt::format("lockstep-mesh_test-{}", ::getpid());
+  publish(store, 0, address);
   int ready[2];
   ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
   Child impostor([&] {
     if (::setuid(65534) != 0) return 1;
-    const std::string name = introduction["socket"];
+    const std::string name = address["socket"];
     const base::Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
@@ -592,7 +587,7 @@ TEST(Mesh, TooFewDescriptorsAreNamed) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizers need descriptors of their own";
 #endif
-  // From almost none to enough: the limit strikes at every step in turn.
+  // From almost none to enough: the limit is reached at each step in turn.
   Child child([] {
     const int world = 3;
     int refused = 0;
@@ -619,7 +614,7 @@ TEST(Mesh, TooFewDescriptorsAreNamed) {
             } catch (const SystemError& error) {
               named += std::strstr(error.what(), "ulimit -n") != nullptr;
             } catch (const Error&) {
-              // Those whose peer had too few.
+              // A rank whose peer had too few.
             }
           });
         }
@@ -635,7 +630,7 @@ TEST(Mesh, TooFewDescriptorsAreNamed) {
 }
 
 TEST(Mesh, LeaksNoDescriptors) {
-  new_mesh(hash_store(), 0, 1);  // whatever is opened once in a process
+  new_mesh(hash_store(), 0, 1);  // opens what a process opens only once
   const auto before = open_descriptors();
   for (int round = 0; round < 50; ++round) {
     const auto store = hash_store();
@@ -652,7 +647,7 @@ TEST(Mesh, LeaksNoDescriptors) {
         break;
       case 4: {
         const auto idle = new_mesh(store, 1, 2);
-        introduce(store, 1, {{"layout", 0}});
+        publish(store, 1, {{"layout", 0}});
         EXPECT_THROW(connect(*new_mesh(store, 0, 2)), MismatchError);
       }
     }

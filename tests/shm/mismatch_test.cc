@@ -1,4 +1,5 @@
-// Ranks that make different calls are told so, each of them, with both calls: no hang and no wrong numbers.
+// If ranks make different calls, every rank gets an error that shows both calls. There are no hangs and no
+// wrong results.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +20,8 @@ using Call = std::function<WorkPtr(c10d_backend& backend)>;
 
 struct Disagreement {
   std::string name;
-  Call most, one;                  // what rank 1 does differs
-  std::vector<std::string> words;  // of both calls, as regular expressions
+  Call most, one;                  // `one` is rank 1's call
+  std::vector<std::string> words;  // from both calls, as regular expressions
 };
 
 void PrintTo(const Disagreement& disagreement, std::ostream* out) { *out << disagreement.name; }
@@ -42,7 +43,7 @@ std::vector<Disagreement> disagreements() {
        reduces,
        [](c10d_backend& backend) { return all_reduce(backend, {some(100, at::kDouble)}); },
        {"[Ff]loat", "[Dd]ouble"}},
-      // As many bytes, so that only the dtype tells.
+      // The same number of bytes, so only the dtype differs.
       {"DtypeOfOneSize",
        reduces,
        [](c10d_backend& backend) { return all_reduce(backend, {some(100, at::kInt)}); },
@@ -71,7 +72,7 @@ std::vector<Disagreement> disagreements() {
        [](c10d_backend& backend) { return broadcast(backend, {some()}, 0); },
        [](c10d_backend& backend) { return broadcast(backend, {some()}, 2); },
        {"root"}},
-      // Rank 1 has left out a call, so that everything after it is one off.
+      // Rank 1 has skipped a call, so all its later calls are shifted by one.
       {"Sequence",
        [](c10d_backend& backend) {
          backend.barrier();
@@ -87,7 +88,7 @@ class Mismatch : public ::testing::TestWithParam<Disagreement> {};
 TEST_P(Mismatch, IsToldToEveryRankWithBothCalls) {
   LocalRanks ranks(3, 60s);
   ranks.in_threads([](int, c10d_backend& backend) {
-    EXPECT_TRUE(all_reduce(backend, {some()})->wait());  // so far they agree
+    EXPECT_TRUE(all_reduce(backend, {some()})->wait());  // the ranks agree so far
   });
   const auto begin = std::chrono::steady_clock::now();
   ranks.in_threads([](int rank, c10d_backend& backend) {
@@ -102,7 +103,7 @@ TEST_P(Mismatch, IsToldToEveryRankWithBothCalls) {
     for (const auto& words : GetParam().words) EXPECT_THAT(first, ContainsRegex(words)) << "rank " << rank;
     EXPECT_THAT(first, HasSubstr("rank 1"));
     EXPECT_THAT(first, HasSubstr("hint:"));
-    // And again, though now they would agree.
+    // The error is repeated, although the ranks agree now.
     EXPECT_EQ(error_of([&] { all_reduce(backend, {some()})->wait(); }), first);
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
@@ -114,13 +115,13 @@ INSTANTIATE_TEST_SUITE_P(Of, Mismatch, ::testing::ValuesIn(disagreements()),
 TEST(MismatchInDetail, SplitsThatDoNotFit) {
   LocalRanks ranks(2, 60s);
   ranks.in_threads([](int rank, c10d_backend& backend) {
-    // Rank 0 gives rank 1 two, and rank 1 expects three.
+    // Rank 0 gives rank 1 two rows; rank 1 expects three.
     const auto taken = rank == 0 ? Splits{2, 2} : Splits{3, 1};
     const auto exchange = [&] { all_to_all_base(backend, some(4), some(4), taken, {2, 2})->wait(); };
     if (rank == 1) {
       EXPECT_THROW(exchange(), MismatchError);
     } else {
-      // Its own part of the first fits.
+      // What rank 0 itself takes part in fits, so its error may come in the next call.
       EXPECT_THROW((exchange(), backend.barrier()->wait()), MismatchError);
     }
   });
@@ -145,7 +146,7 @@ TEST(MismatchInDetail, TravelsThroughFutures) {
   EXPECT_THAT(first->getFuture()->tryRetrieveErrorMessage(), HasSubstr("barrier"));
 }
 
-// Processes, through the group of the library; each case has a group of its own, and the rest lives on.
+// With processes and ProcessGroup. Each case has a group of its own; other groups are not affected.
 TEST(MismatchInDetail, GroupsOfProcesses) {
   run_ranks(3, "shm", [](ProcessGroup& group) {
     const bool odd_one = group.rank() == 1;
@@ -193,8 +194,8 @@ TEST(MismatchInDetail, GroupsOfProcesses) {
   });
 }
 
-// A tensor without elements is a call as any other. Were it left out, the ranks' later calls would pair up
-// wrongly.
+// A call with a tensor without elements counts like any other. Otherwise later calls of the ranks would be
+// paired incorrectly.
 TEST(MismatchInDetail, TensorsWithoutElementsTakePart) {
   run_ranks(3, "shm", [](ProcessGroup& group) {
     const bool odd_one = group.rank() == 1;
@@ -206,7 +207,7 @@ TEST(MismatchInDetail, TensorsWithoutElementsTakePart) {
       EXPECT_THROW(
           {
             kind.run(*doomed, count);
-            doomed->barrier();  // who only gives is told later
+            doomed->barrier();  // a rank that only gives data gets its error here
           },
           MismatchError);
     }
@@ -231,7 +232,7 @@ TEST(MismatchInDetail, TensorsWithoutElementsTakePart) {
       const auto doomed = group.new_group({0, 1, 2});
       EXPECT_THROW((call(*doomed), doomed->barrier()), MismatchError);
     }
-    // As many elements in all, in another order.
+    // The same total number of elements, in another order.
     const auto doomed = group.new_group({0, 1, 2});
     auto none = some(0), all = some();
     EXPECT_THROW((doomed->all_reduce(odd_one ? all : none), doomed->all_reduce(odd_one ? none : all)),

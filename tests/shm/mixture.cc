@@ -30,7 +30,7 @@ bool Mixture::run(int calls) {
   return true;
 }
 
-// Not always in the order in which they left.
+// Waits for a random one of the calls in flight.
 bool Mixture::land() {
   const auto chosen = flights_.begin() + draw(static_cast<int64_t>(flights_.size()));
   Flight flight = std::move(*chosen);
@@ -41,7 +41,7 @@ bool Mixture::land() {
 
 int64_t Mixture::draw(int64_t bound) { return static_cast<int64_t>(random_() % bound); }
 
-// As many small ones as large ones, on a scale of powers.
+// Small and large counts, uniform on a logarithmic scale.
 int64_t Mixture::draw_count() {
   const int64_t power = int64_t{1} << draw(16);
   return power + draw(power);
@@ -52,7 +52,7 @@ at::Tensor Mixture::values(int rank, int step, int64_t count) const {
 }
 
 at::Tensor Mixture::room(int64_t count) {
-  // On some ranks and not on others.
+  // Registered on some ranks and not on others.
   const bool registered = (draw(3) + group_.rank()) % 3 == 0;
   return registered ? group_.empty({count}, at::dtype(at::kFloat)) : at::empty({count});
 }
@@ -64,9 +64,9 @@ Mixture::Flight Mixture::depart() {
   const int root = static_cast<int>(draw(world));
   const int64_t kind = draw(11);
   const int64_t count = draw_count();
-  // For calls that have a part for each rank: as much in all.
+  // For calls with a part for each rank: the same total.
   const int64_t part = (count + world - 1) / world;
-  // Sums of exactly representable numbers.
+  // The numbers are exactly representable, and so are their sums.
   const auto sum = [=, this](int64_t n) {
     return base_.narrow(0, 0, n) * world + (3 * world * (world - 1) / 2 + world * (step % 1000));
   };

@@ -1,4 +1,4 @@
-// A random mixture of collectives that all ranks make alike, each checked when it is waited for.
+// A random mixture of collectives, the same on all ranks. Each result is checked after the wait.
 #pragma once
 
 #include <deque>
@@ -11,12 +11,12 @@
 
 namespace lockstep::testing {
 
-// For one thread and one group. The same seed on all ranks gives the same calls.
+// For one thread and one group. All ranks must use the same seed.
 class Mixture {
  public:
   Mixture(ProcessGroup& group, unsigned seed);
 
-  // Makes this many calls, some waited for at once, up to eight in flight, and waits for all. False as soon
+  // Makes this number of calls, with up to eight in flight, and waits for all of them. Returns false as soon
   // as a result is wrong.
   bool run(int calls);
 
@@ -31,7 +31,7 @@ class Mixture {
   int64_t draw(int64_t bound);  // 0 … bound - 1
   int64_t draw_count();
   at::Tensor input(int64_t count);                             // this rank's
-  at::Tensor values(int rank, int step, int64_t count) const;  // what that is for any rank
+  at::Tensor values(int rank, int step, int64_t count) const;  // the input of any rank
   at::Tensor room(int64_t count);
 
   ProcessGroup& group_;

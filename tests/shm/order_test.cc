@@ -1,5 +1,5 @@
-// Many calls of all kinds and sizes, in flight together: on one group, on several from several threads, on
-// groups that share members, and by more ranks than there are cores.
+// Many calls of all kinds and sizes in flight at once: on one group, on several groups from several threads,
+// on groups that share members, and with more ranks than cores.
 #include <atomic>
 #include <gtest/gtest.h>
 #include <thread>
@@ -48,7 +48,7 @@ TEST(Order, GroupsThatShareMembers) {
         tensors.push_back(at::full({100 * (round + 1)}, group.rank() + round));
         if (some) works.push_back(some->all_reduce_async(tensors.back()));
       }
-      // Against the order of the calls, with one of the whole group in between.
+      // Waits in reverse order, after a call on the whole group.
       group.barrier();
       for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
       for (size_t i = 0; i < groups.size(); ++i) {
@@ -62,7 +62,7 @@ TEST(Order, GroupsThatShareMembers) {
   });
 }
 
-// Ranks as threads of one process: what the thread sanitizer can look at.
+// Ranks as threads of one process, which the thread sanitizer can check.
 TEST(Order, RanksThatAreThreads) {
   LocalRanks ranks(3);
   ranks.in_threads([](int rank, c10d_backend& backend) {

@@ -17,7 +17,7 @@ using Shapes = std::vector<std::vector<int64_t>>;
 
 at::Tensor ones(at::IntArrayRef sizes) { return at::ones(sizes); }
 
-// Of each event of this name, the shape of its first input; an empty shape if it has none.
+// For each event with this name, the shape of its first input, or an empty shape if it has none.
 Shapes first_shapes(const std::string& name, const std::function<void()>& action) {
   profiler::enableProfilerLegacy(
       profiler::ProfilerConfig(profiler::ProfilerState::CPU, /*report_input_shapes=*/true, false));
@@ -34,7 +34,7 @@ Shapes first_shapes(const std::string& name, const std::function<void()>& action
   return shapes;
 }
 
-// Rank r's call has r + 2 for its first dimension, where ranks may differ.
+// If ranks may differ, the first dimension of rank r's call is r + 2.
 void expect_recorded(const std::string& name, const Shapes& shapes, const LocalRanks::Call& call) {
   LocalRanks ranks(2);
   const auto seen = first_shapes(name, [&] {
@@ -92,7 +92,7 @@ TEST(Profiler, PointToPoint) {
   EXPECT_EQ(first_shapes("shm:recvAnySource", [&] { exchange(true); }), one);
 }
 
-// One that nobody ever answers has been made all the same.
+// A call that no other rank answers is recorded as well.
 TEST(Profiler, CallsThatAreGivenUp) {
   LocalRanks ranks(2);
   const auto shapes = first_shapes("shm:send", [&] {

@@ -1,5 +1,5 @@
-// What a reduction must give, written down as plainly as possible, with ATen alone. Each rank knows what all
-// ranks put in, so that no communication is needed to check communication.
+// The expected results of reductions, computed as simply as possible, with ATen only. Each rank knows the
+// inputs of all ranks, so checks need no communication.
 #pragma once
 
 #include <vector>
@@ -66,7 +66,7 @@ inline at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, Redu
   return total.to(dtype);
 }
 
-// An average of three need not be exact. One operation in the tensor's own precision is what is allowed.
+// An average of three need not be exact. The error of one operation in the tensor's precision is allowed.
 inline bool agrees(const at::Tensor& got, const at::Tensor& want, ReduceOp op) {
   if (op != ReduceOp::Avg) return same(got, want);
   const bool low = got.scalar_type() == at::kHalf || got.scalar_type() == at::kBFloat16;

@@ -1,5 +1,5 @@
-// What calls and groups take from the machine, they give back; nothing is left in the file system, whatever
-// ends the ranks.
+// Calls and groups release all resources that they use. Nothing remains in the file system, no matter how the
+// ranks end.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -20,16 +20,16 @@ namespace {
 using namespace std::chrono_literals;
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kFewMib = 300 * 1024;  // the sanitizer keeps freed memory for a while, 256 MiB of it
+constexpr int64_t kFewMib = 300 * 1024;  // KiB; the sanitizer keeps up to 256 MiB of freed memory
 #else
 constexpr int64_t kFewMib = 6 * 1024;  // KiB
 #endif
 
-// Counts before; afterwards all must be as it was.
+// Counts resources at construction; later there must not be more.
 class Holdings {
  public:
   void expect_unchanged(const char* after) const {
-    // A thread that ends, and what it holds, is counted for a moment more.
+    // A thread that ends is still counted for a moment, with its resources.
     EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors_; }))
         << after << ": " << open_descriptors() << " descriptors, were " << descriptors_;
     EXPECT_TRUE(eventually([&] { return running_threads() <= threads_; }))
@@ -43,7 +43,7 @@ class Holdings {
   const int64_t resident_kib_ = resident_kib();
 };
 
-// Until what the warm-up left behind has ended, lest it hide what is left behind later.
+// Waits until the remains of the warm-up have ended; they would hide later leaks.
 void wait_for_the_last(int threads, int descriptors) {
   EXPECT_TRUE(eventually([&] { return running_threads() <= threads && open_descriptors() <= descriptors; }));
 }
@@ -58,7 +58,7 @@ void reduce_some(ProcessGroup& group, int calls) {
 
 TEST(Resources, TenThousandCallsLeaveNothing) {
   run_ranks(2, "shm", [](ProcessGroup& group) {
-    Mixture(group, 5).run(300);  // what is kept for later is there afterwards
+    Mixture(group, 5).run(300);  // warm-up: allocates what is cached
     reduce_some(group, 300);
     const Holdings before;
     reduce_some(group, 10'000);
@@ -132,13 +132,13 @@ TEST(Resources, RegisteredMemoryOutlivesItsGroup) {
     group.barrier();
     tensor.add_(1);
     EXPECT_EQ(tensor.ne(3).sum().item<int64_t>(), 0);
-    group.all_reduce(tensor);  // as ordinary memory
+    group.all_reduce(tensor);  // works like ordinary memory
     EXPECT_EQ(tensor.ne(6).sum().item<int64_t>(), 0);
   });
 }
 
-// Gives this process a /dev/shm of its own, empty and with room for almost nothing. False where that is not
-// allowed.
+// Gives this process a /dev/shm of its own, empty and with almost no space. Returns false if that is not
+// permitted.
 bool have_own_dev_shm() {
   return ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          ::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64k") == 0;
@@ -152,7 +152,7 @@ bool may_have_own_dev_shm() {
 TEST(Resources, DevShmIsNotNeeded) {
   if (!may_have_own_dev_shm()) GTEST_SKIP() << "needs the right to mount";
   expect_success(start_ranks(2, [](int) {
-    // Each rank has another one: no name in there can be of use to both.
+    // Each rank has its own /dev/shm, so no name there can be shared.
     ASSERT_TRUE(have_own_dev_shm());
     const auto group = init_process_group({.backend = "shm", .timeout = 20s});
     auto tensor = at::ones({1'000'000});
@@ -163,7 +163,7 @@ TEST(Resources, DevShmIsNotNeeded) {
   }));
 }
 
-// Every rank works until all are killed at one stroke.
+// All ranks work until they are killed at the same time.
 void kill_all_at_work() {
   struct Scene {
     std::atomic<int> at_work{0};
@@ -175,7 +175,7 @@ void kill_all_at_work() {
     for (int step = 0;; ++step) {
       group->all_reduce(tensor.fill_(1));
       if (step == 3) ++scene->at_work;
-      // The ranks are one process group of the kernel's.
+      // The ranks are in one process group of the kernel.
       if (rank == 0 && scene->at_work == 3) ::kill(0, SIGKILL);
     }
   });
@@ -191,7 +191,7 @@ TEST(Resources, KillingAllRanksLeavesNoFile) {
     }));
     return;
   }
-  // Others may be at work in the one that all share.
+  // Other programs may use the /dev/shm that all share.
   const auto before = names_in("/dev/shm");
   kill_all_at_work();
   for (const auto& name : names_in("/dev/shm"))

@@ -1,4 +1,4 @@
-// Shared memory, in one process and across a fork.
+// Shared-memory segments, in one process and across a fork.
 #include "shm/segment.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 base::Fd duplicate(int fd) { return base::Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
-// Runs `body` in a child; whether it returned true.
+// Runs `body` in a child; returns whether it returned true.
 bool in_child(const std::function<bool()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -54,7 +54,7 @@ size_t open_descriptors() {
   return count;
 }
 
-// What a faulty or malicious peer might hand over.
+// A segment that a faulty or malicious peer might send.
 base::Fd forge(uint32_t version, uint32_t count, std::vector<uint64_t> table, size_t size,
                const char* magic = "lockstep", int seals = F_SEAL_SHRINK) {
   base::Fd file(::memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -79,7 +79,7 @@ TEST(Segment, CostsNothingUntilItIsTouched) {
     const auto segment = Segment::create("test", 64 * kMiB + 1);
     EXPECT_TRUE(segment->owner());
     EXPECT_EQ(segment->bytes_reserved(), 64 * kMiB + kPage);
-    EXPECT_LE(segment->bytes_in_memory(), 2 * kMiB);  // the table; one huge page at most
+    EXPECT_LE(segment->bytes_in_memory(), 2 * kMiB);  // the table: at most one huge page
     std::memset(segment->at(32 * kMiB, kMiB), 1, kMiB);
     EXPECT_GE(segment->bytes_in_memory(), kMiB);
     segment->release_pages(32 * kMiB, kMiB);
@@ -107,7 +107,7 @@ TEST(Segment, HasOneMappingInAProcess) {
   segment->at(second, 1)[0] = std::byte{8};
   segment.reset();
 
-  // The object is gone, the file is not.
+  // The object has been destroyed; the file still exists.
   const auto again = Segment::attach(duplicate(descriptor.get()));
   EXPECT_FALSE(again->owner());
   EXPECT_EQ(Segment::attach(std::move(descriptor)), again);
@@ -162,7 +162,7 @@ TEST(Segment, APeerMapsLaterExtentsByItself) {
   int to_child[2], to_parent[2];
   ASSERT_EQ(::pipe2(to_child, O_CLOEXEC), 0);
   ASSERT_EQ(::pipe2(to_parent, O_CLOEXEC), 0);
-  // Forked before there is a segment, so that the child knows nothing of it.
+  // Forks before the segment exists, so the child does not inherit it.
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -231,7 +231,7 @@ TEST(Segment, RefusesWhatIsNone) {
     Segment::attach(forge(kLayoutVersion + 1, 1, table, kPage));
     FAIL();
   } catch (const MismatchError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("version 3, ours 2"));
+    EXPECT_THAT(error.what(), HasSubstr("version 4, ours 3"));
   }
   EXPECT_EQ(open_descriptors(), before);
 }
@@ -239,11 +239,11 @@ TEST(Segment, RefusesWhatIsNone) {
 TEST(Segment, RefusesADamagedTableOfALivePeer) {
   const std::vector<std::vector<uint64_t>> bad = {
       {0, kPage, kPage, 0},                        // empty
-      {0, kPage, kPage, kPage + 8},                // no whole pages
+      {0, kPage, kPage, kPage + 8},                // not a multiple of the page size
       {0, kPage, 2 * kPage, kPage},                // a gap
-      {0, kPage, 0, kPage},                        // twice the same
+      {0, kPage, 0, kPage},                        // the same extent twice
       {0, kPage, kPage, 1024 * kPage},             // past the end: would be a SIGBUS
-      {0, kPage, kPage, UINT64_MAX - kPage + 1}};  // whose end overflows
+      {0, kPage, kPage, UINT64_MAX - kPage + 1}};  // the end overflows
   for (const auto& table : bad) {
     const auto segment = Segment::attach(forge(kLayoutVersion, 2, table, 4 * kPage));
     EXPECT_NO_THROW(segment->at(0, kPage));
@@ -257,7 +257,7 @@ TEST(Segment, AFailureToGrowChangesNothing) {
   const auto segment = Segment::create("test", kMiB);
   EXPECT_THROW(segment->add_extent(SIZE_MAX), SystemError);
   EXPECT_THROW(segment->add_extent(size_t{1} << 62), SystemError);
-  EXPECT_THROW(segment->add_extent(size_t{1} << 50), SystemError);  // more than there are addresses
+  EXPECT_THROW(segment->add_extent(size_t{1} << 50), SystemError);  // more than the address space
   EXPECT_EQ(segment->bytes_reserved(), kMiB);
   EXPECT_EQ(segment->add_extent(kMiB), kMiB);
 }
@@ -274,7 +274,7 @@ TEST(Segment, AFileSizeLimitIsAnErrorNotASignal) {
     } catch (const SystemError& error) {
       if (std::strstr(error.what(), "ulimit -f") == nullptr) return false;
     }
-    // The arena takes what is needed where twice as much does not fit.
+    // If there is no space for twice as much, the arena takes only what it needs.
     Arena arena(segment);
     std::memset(arena.allocate(kMiB).data, 1, kMiB);
     try {

@@ -1,4 +1,4 @@
-// Memory and moments that all ranks of a test share, independent of what is tested.
+// Memory and a clock that all ranks of a test share, independent of the code under test.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace lockstep::testing {
 
-// One T in memory that processes forked later have in common. T is made of lock-free atomics.
+// One T in memory that is shared with processes forked later. T consists of lock-free atomics.
 template <class T>
 class Shared {
  public:
@@ -28,7 +28,7 @@ class Shared {
   T* value_;
 };
 
-// Of the steady clock, which all processes of a machine share.
+// Time of the steady clock, which is the same in all processes of a machine.
 inline int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::steady_clock::now().time_since_epoch())

@@ -1,5 +1,5 @@
-// A rank is stopped in the middle of an all-reduce and goes on after the others have given up: what it still
-// writes does not reach memory that is theirs again.
+// A rank is stopped in the middle of an all-reduce, and continues after the others have given up. It must not
+// write to memory that the others use again.
 #include <atomic>
 #include <csignal>
 #include <fmt/format.h>
@@ -24,8 +24,8 @@ using namespace std::chrono_literals;
 struct SleeperScene {
   std::atomic<int> sleepers_pid{0};
   std::atomic<int> waiting{0};  // trials that the other rank has begun
-  std::atomic<int> woken{0};    // trials that the sleeper has come out of
-  std::atomic<int> struck{0};   // trials in which it was in the middle
+  std::atomic<int> woken{0};    // trials that the sleeper has finished
+  std::atomic<int> struck{0};   // trials in which it was stopped in the middle
 };
 
 bool is_stopped(int pid) {
@@ -64,7 +64,7 @@ void survive(ProcessGroup& group, SleeperScene& scene) {
     neighbour.fill_(5);
     auto work = doomed->all_reduce_async(tensor);
     scene.waiting = trial + 1;
-    // The sleeper has begun as soon as there are results.
+    // When there are results, the sleeper has begun.
     const volatile float* first = tensor.data_ptr<float>();
     while (*first == 1) {
     }
@@ -83,11 +83,11 @@ void survive(ProcessGroup& group, SleeperScene& scene) {
       EXPECT_EQ(neighbour.ne(5).sum().item<int64_t>(), 0);
       scene.struck = 1;
     }
-    tensor.fill_(7);  // the memory is ours
+    tensor.fill_(7);  // the memory is this rank's again
     ::kill(scene.sleepers_pid, SIGCONT);
     EXPECT_TRUE(eventually([&] { return scene.woken > trial; }, 20s));
     EXPECT_EQ(tensor.ne(7).sum().item<int64_t>(), 0) << "written to in trial " << trial;
-    // As good as before, and freed as before.
+    // The memory can be used and freed as before.
     tensor.fill_(8);
     neighbour.reset();
     EXPECT_EQ(tensor.ne(8).sum().item<int64_t>(), 0);
@@ -108,7 +108,7 @@ TEST(Sleeper, WakesWithoutWritingToOthersMemory) {
   if (scene->struck == 0) GTEST_SKIP() << "the rank was never stopped in the middle of a chunk";
 }
 
-// ---- Who is blamed
+// ---- Which rank the error names
 
 struct BlameScene {
   std::atomic<int> sleepers_pid{0};
@@ -116,7 +116,8 @@ struct BlameScene {
   std::atomic<int> informed{0};
 };
 
-// Registered or not, so that the sleeper is stopped amid a claimed chunk or amid a round; or before the call.
+// Where the sleeper is stopped: in a claimed chunk (registered memory), in a round (ordinary memory), or
+// before the call.
 enum class Asleep { InClaims, InRounds, Elsewhere };
 
 class Blame : public ::testing::TestWithParam<Asleep> {};
@@ -136,7 +137,7 @@ TEST_P(Blame, FallsOnTheSleeperAlone) {
         if (rank == 0 && GetParam() != Asleep::Elsewhere) {
           strikes = std::thread([&] {
             while (scene->rounds < 3) std::this_thread::yield();
-            std::this_thread::sleep_for(1ms);  // into the next one
+            std::this_thread::sleep_for(1ms);  // in the middle of the next round
             ::kill(scene->sleepers_pid, SIGSTOP);
           });
         }
@@ -155,7 +156,7 @@ TEST_P(Blame, FallsOnTheSleeperAlone) {
         for (const int healthy : {0, 2, 3}) {
           EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr(fmt::format("rank {} (pid", healthy))));
         }
-        // Nobody goes before all have been told.
+        // No rank ends before all have got their errors.
         ++scene->informed;
         EXPECT_TRUE(eventually([&] { return scene->informed == 3; }, 20s));
       },

@@ -1,4 +1,4 @@
-// What this process holds of the machine, as the kernel counts it.
+// The resources of this process, as counted by the kernel.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ inline std::set<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-// Of all threads of this process, user and system.
+// User and system time of all threads of this process.
 inline double cpu_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);

@@ -1,4 +1,4 @@
-// Two users' jobs on one machine know nothing of each other.
+// Jobs of two users on one machine do not interfere.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -15,11 +15,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// As if this user had started the process.
+// Changes the process to this user.
 void become(unsigned user) {
   ASSERT_EQ(::setgid(user), 0);
   ASSERT_EQ(::setuid(user), 0);
-  // Both are lost with the old identity.
+  // The change of user resets both settings.
   ::prctl(PR_SET_DUMPABLE, 1);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
@@ -28,7 +28,7 @@ TEST(Users, JobsOfTwoSideBySide) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
   constexpr int kWorld = 2;
   const base::PortReservation first(base::Reach::ThisMachine), second(base::Reach::ThisMachine);
-  // Four processes are two jobs of two, each of another user.
+  // Four processes: two jobs of two ranks, each of a different user.
   expect_success(start_ranks(2 * kWorld,
                              [](int process) {
                                become(process < kWorld ? 65534 : 65533);

@@ -1,5 +1,5 @@
-// Ranks that keep others waiting: one that is stopped is an absent one, one that is late changes nothing, and
-// those who wait leave the cores to those who work.
+// Ranks that keep others waiting. A stopped rank counts as absent; a late rank changes nothing; waiting ranks
+// leave the cores to working ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ TEST_P(Stopped, ARankIsNamedByThoseWhoNeedIt) {
         std::vector<std::shared_ptr<ProcessGroup>> groups;
         for (size_t i = 0; i < all_kinds().size(); ++i) {
           groups.push_back(group->new_group({0, 1, 2}));
-          groups.back()->barrier();  // the last thing the victim does there
+          groups.back()->barrier();  // the victim's last call in this group
         }
         if (rank == victim) {
           scene->victims_pid = ::getpid();
@@ -68,7 +68,7 @@ TEST_P(Stopped, ARankIsNamedByThoseWhoNeedIt) {
           EXPECT_THAT(text, AllOf(HasSubstr("rank " + std::to_string(victim)),
                                   HasSubstr("pid " + std::to_string(scene->victims_pid)),
                                   HasSubstr(kind.word), HasSubstr("hint:")));
-          // What it did last, where all ranks do the same.
+          // The error also shows the victim's last call, except for messages.
           if (kind.name != "send_and_recv") {
             EXPECT_THAT(text, HasSubstr("barrier"));
           }

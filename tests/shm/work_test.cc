@@ -1,5 +1,5 @@
-// Work objects: what they say while a call is under way, when it is done, when nobody comes, when they are
-// given up, and when their backend is gone.
+// Work objects: while a call is under way, when it is done, when no other rank arrives, when the wait is
+// aborted, and when the backend is destroyed.
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -107,9 +107,9 @@ TEST(Work, FuturesGiveTheTensorsAndCallBack) {
   second->getFuture()->wait();
   EXPECT_TRUE(second->getFuture()->value().isTensorList());
   EXPECT_TRUE(same(second->getFuture()->value().toTensorVector().at(0), filled(3)));
-  EXPECT_TRUE(eventually([&] { return first->isCompleted(); }));  // the future is told first
+  EXPECT_TRUE(eventually([&] { return first->isCompleted(); }));  // the future completes first
 
-  // To one that is done already.
+  // A callback on a future that is already complete.
   future->addCallback([&](c10::ivalue::Future&) { ++called; });
   EXPECT_EQ(called, 2);
 }
@@ -180,7 +180,7 @@ TEST(Work, ASendIsDoneWhenItIsReceived) {
   }
 }
 
-// Whether the wait has begun or not, it ends; and a later one sees the call through.
+// abort() ends the wait, no matter whether it has begun. A later wait completes the call.
 void expect_abort_ends_the_wait(const WorkPtr& work, const std::function<WorkPtr()>& counterpart) {
   auto waiting = std::async(std::launch::async, [&] { return work->wait(); });
   work->abort();
@@ -213,8 +213,7 @@ void connect(LocalRanks& ranks) {
     EXPECT_TRUE(work->wait());
 }
 
-// Runs the action in another thread and tells whether it came back. `undo` is for one that did not: it must
-// end what blocks it.
+// Runs the action in another thread; returns whether it returned in time. If not, `undo` must unblock it.
 bool returns(
     const std::function<void()>& action, const std::function<void()>& undo = [] {}) {
   auto done = std::async(std::launch::async, action);
@@ -224,7 +223,7 @@ bool returns(
   return in_time;
 }
 
-// What is under way goes on without its backend.
+// Calls under way continue without their backend.
 TEST(Leaving, WithCallsOutstandingIsPrompt) {
   LocalRanks ranks(3, 60s);
   connect(ranks);
@@ -273,7 +272,7 @@ TEST(Leaving, IsSeenByThoseWhoWaitForTheRank) {
   }
 }
 
-// The fastest rank has gone home before the slowest has finished its part.
+// The fastest rank leaves before the slowest has finished its part.
 TEST(Leaving, AfterTheLastCallDisturbsNobody) {
   for (int round = 0; round < 30; ++round) {
     LocalRanks ranks(3);
@@ -289,7 +288,7 @@ TEST(Leaving, AfterTheLastCallDisturbsNobody) {
 
 TEST(Leaving, DoesNotWaitForACallbackThatWaitsForTheLeaver) {
   LocalRanks ranks(2);
-  // A lock that another thread can open, so that a failure ends.
+  // A lock that another thread can release, so that a failed test ends.
   std::binary_semaphore lock{0};
   std::atomic<bool> entered{false}, left{false};
   const auto work = all_reduce(ranks[0], {filled(1)});

@@ -17,7 +17,6 @@
 #include "base/fd.h"
 #include "base/host.h"
 #include "base/net.h"
-#include "base/no_sigpipe.h"
 #include "base/note.h"
 #include "base/port.h"
 #include "base/printable.h"
@@ -177,23 +176,6 @@ TEST(Note, IsLimitedAndValidated) {
   EXPECT_FALSE(decode_note("[]"));
   EXPECT_FALSE(decode_note("{\"kind\": 3, \"message\": \"x\"}"));
   EXPECT_FALSE(decode_note("\x00\x01"));
-}
-
-TEST(NoSigpipe, AWriteToAClosedPipeFailsAndLeavesNoSignalPending) {
-  int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);
-  const Fd writing(ends[1]);
-  ::close(ends[0]);
-  sigset_t pending, blocked;
-  {
-    const NoSigpipe quiet;
-    EXPECT_EQ(::write(writing.get(), "x", 1), -1);
-    EXPECT_EQ(errno, EPIPE);
-  }
-  ::sigpending(&pending);
-  EXPECT_EQ(::sigismember(&pending, SIGPIPE), 0);
-  ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
-  EXPECT_EQ(::sigismember(&blocked, SIGPIPE), 0);
 }
 
 TEST(Machine, HasAnIdentity) {

@@ -1,41 +1,46 @@
 // What a call's fingerprint tells apart, and the tags that are made of it.
-#include "comm/fingerprint.h"
+#include "gloo/fingerprint.h"
 
 #include <gtest/gtest.h>
 #include <set>
 
 #include <ATen/ATen.h>
 
-#include "comm/wire_tags.h"
+#include "comm/from_tensors.h"
+#include "gloo/wire_tags.h"
 
-namespace lockstep::comm {
+namespace lockstep::gloo {
 namespace {
 
-using FingerprintKind = Fingerprint::Kind;
+using comm::Kind;
+
+constexpr int kLargestTag = 500'000'000;  // comm/checks.cc
 
 TEST(Fingerprints, AreDescribed) {
-  EXPECT_EQ(describe(fingerprint_of(FingerprintKind::AllReduce, at::ones({2, 3}), ReduceOp::Avg)),
+  EXPECT_EQ(describe(fingerprint_of(comm::all_reduce_of(at::ones({2, 3}), ReduceOp::Avg), 1)),
             "all_reduce of 6 Float, Avg");
-  EXPECT_EQ(describe(fingerprint_of(FingerprintKind::Broadcast, at::ones({4}, at::kInt), std::nullopt, 3)),
+  EXPECT_EQ(describe(fingerprint_of(comm::broadcast_of(at::ones({4}, at::kInt), 3, 0), 1)),
             "broadcast of 4 Int, root 3");
   EXPECT_EQ(describe(Fingerprint{}), "barrier");
-  EXPECT_EQ(describe(fingerprint_of(FingerprintKind::AllGather, at::ones({1})), "all_gather_into_tensor"),
-            "all_gather_into_tensor of 1 Float");
+  const auto half = at::ones({3}), whole = at::ones({6});
+  EXPECT_EQ(describe(fingerprint_of(comm::all_to_all_of(whole, whole, {3, 3}, {3, 3}), 1)),
+            "all_to_all of 6 Float");
+  EXPECT_EQ(describe(fingerprint_of(comm::all_gather_of(whole, half, 2), 1)), "all_gather of 3 Float");
   Fingerprint strange;
-  strange.kind = static_cast<FingerprintKind>(200);
+  strange.kind = static_cast<Kind>(200);
   EXPECT_EQ(describe(strange), "a call of another version of lockstep");
 }
 
 TEST(Fingerprints, TravelAsBytes) {
-  auto call = fingerprint_of(FingerprintKind::Reduce, at::ones({5}, at::kHalf), ReduceOp::Min, 2);
-  call.number = 1'234'567'890'123;
+  const auto call =
+      fingerprint_of(comm::reduce_of(at::ones({5}, at::kHalf), ReduceOp::Min, 2, 0), 1'234'567'890'123);
   EXPECT_EQ(fingerprint_in(bytes_of(call)), call);
 }
 
 TEST(Fingerprints, HaveDigestsOfTheirOwn) {
   std::set<uint32_t> seen;
   size_t calls = 0;
-  for (const auto kind : {FingerprintKind::AllReduce, FingerprintKind::Reduce, FingerprintKind::AllGather}) {
+  for (const auto kind : {Kind::AllReduce, Kind::Reduce, Kind::AllGather}) {
     for (const int root : {-1, 0, 1, 7}) {
       for (const int op : {0, 1, 4, 255}) {
         for (const int dtype : {3, 4, 6, 7}) {
@@ -60,7 +65,7 @@ TEST(Fingerprints, HaveDigestsOfTheirOwn) {
 TEST(WireTags, OfMessagesThatDifferDiffer) {
   std::set<int> seen;
   size_t messages = 0;
-  for (const int tag : {0, 1, 2, 3, 1000, 32768, 65536, kMostTag}) {
+  for (const int tag : {0, 1, 2, 3, 1000, 32768, 65536, kLargestTag}) {
     for (const int dtype : {0, 3, 4, 6, 7}) {
       for (const int64_t count :
            {int64_t{0}, int64_t{1}, int64_t{3}, int64_t{4}, int64_t{1} << 24, int64_t{1} << 28}) {
@@ -79,4 +84,4 @@ TEST(WireTags, OfMessagesThatDifferDiffer) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::gloo

@@ -1,5 +1,5 @@
 // Who a process is, for each launcher's way of saying it.
-#include "comm/environment.h"
+#include "rendezvous/identity.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 
 #include <lockstep/error.h>
 
-#include "comm/machines.h"
-#include "comm/rendezvous.h"
+#include "rendezvous/machines.h"
+#include "rendezvous/meet.h"
 
-namespace lockstep::comm {
+namespace lockstep::rendezvous {
 namespace {
 
 using ::testing::HasSubstr;
@@ -186,13 +186,6 @@ TEST(FirstSlurmHost, ReadsTheListsThatSlurmWrites) {
   EXPECT_EQ(first_slurm_host(""), "");
 }
 
-TEST(DescribeRanks, JoinsRuns) {
-  EXPECT_EQ(describe_ranks({}), "");
-  EXPECT_EQ(describe_ranks({3}), "3");
-  EXPECT_EQ(describe_ranks({1, 2}), "1, 2");
-  EXPECT_EQ(describe_ranks({0, 1, 2, 5, 7, 8, 9}), "0-2, 5, 7-9");
-}
-
 TEST(PlacementOf, CountsMachinesInTheOrderOfTheirRanks) {
   std::vector<RankFacts> ranks(5);
   for (int i = 0; i < 5; ++i) ranks[i].machine = i % 2 == 0 ? "a" : "b";
@@ -217,4 +210,4 @@ TEST(RankFacts, SurviveTheStore) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::rendezvous
