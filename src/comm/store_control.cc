@@ -23,6 +23,13 @@ constexpr auto kAnswerSoon = 500ms;
 
 std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
 
+// How many ranks have read an exchange, and that all have.
+std::string read_key(uint64_t exchange) { return fmt::format("control/{}/read", exchange); }
+std::string done_key(uint64_t exchange) { return fmt::format("control/{}/done", exchange); }
+
+// The rank whose process may host the store.
+constexpr int kHost = 0;
+
 // What a rank writes: how many data calls it had begun, the label, and the bytes.
 struct Entry {
   uint64_t data_calls = 0;
@@ -62,7 +69,8 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
       if (entry.label != label) throw Disagreement{rank, 0, label, entry.label};
       all.push_back(std::move(entry.bytes));
     }
-    if (number > 0) store->deleteKey(key_of(number - 1, group_.rank));
+    let_host_go(number, deadline);
+    erase(number);
     return all;
   } catch (...) {
     throw_diagnosis(group_, label, 0);
@@ -98,6 +106,30 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
   } catch (const TimeoutError& error) {
     throw std::runtime_error(fmt::format("timed out: {}", error.what()));
   }
+}
+
+void StoreControl::let_host_go(uint64_t number, base::Deadline deadline) {
+  const auto store = group_.store->until(deadline);
+  if (group_.rank != kHost) {
+    if (store->add(read_key(number), 1) == group_.world_size - 1) store->write(done_key(number), "");
+    return;
+  }
+  try {
+    store->read({done_key(number)}, [&] {
+      if (!group_.store->ended(store::Ending::Lost).empty()) throw std::runtime_error("a rank is lost");
+    });
+  } catch (const std::exception& error) {
+    base::log_debug("not all ranks have read what this one has: {}", error.what());
+  }
+}
+
+// By now all ranks have finished the exchange before.
+void StoreControl::erase(uint64_t number) {
+  if (number == 0) return;
+  group_.store->deleteKey(key_of(number - 1, group_.rank));
+  if (group_.rank != kHost) return;
+  group_.store->deleteKey(read_key(number - 1));
+  group_.store->deleteKey(done_key(number - 1));
 }
 
 std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere(uint64_t data_call) {
