@@ -20,6 +20,10 @@ std::vector<std::string> Control::exchange(const char* label, std::string_view m
   }
 }
 
+bool Control::group_has_failed() const {
+  return group_ != nullptr && group_->failed.load(std::memory_order_acquire);
+}
+
 std::vector<std::string> Control::exchange_sized(const char* label, std::string_view mine, size_t bytes) {
   auto all = exchange(label, mine);
   for (size_t rank = 0; rank < all.size(); ++rank) {

@@ -78,6 +78,8 @@ class Control {
   std::vector<std::string> exchange(const char* label, std::string_view mine);
 
  protected:
+  // Whether the group has failed, as those who exchange know. Then they exchange because of that failure.
+  bool group_has_failed() const;
   // Throws one of lockstep's errors.
   virtual std::vector<std::string> exchange_bytes(const char* label, std::string_view mine) = 0;
 

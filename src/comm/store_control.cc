@@ -69,8 +69,7 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
       if (entry.label != label) throw Disagreement{rank, 0, label, entry.label};
       all.push_back(std::move(entry.bytes));
     }
-    let_host_go(number, deadline);
-    erase(number);
+    settle(number, deadline);
     return all;
   } catch (...) {
     throw_diagnosis(group_, label, 0);
@@ -80,8 +79,7 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
 std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, base::Deadline deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < group_.world_size; ++rank) keys.push_back(key_of(number, rank));
-  // Those who exchange on a group that has failed do it because of that failure.
-  const bool knows_of_failure = group_.failed.load(std::memory_order_acquire);
+  const bool knows_of_failure = group_has_failed();
   const auto give_up = [&] {
     const auto failure = group_.store->failure();
     if (!knows_of_failure && failure && failure->rank != group_.rank) {
@@ -108,28 +106,28 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
   }
 }
 
-void StoreControl::let_host_go(uint64_t number, base::Deadline deadline) {
+// This rank has what it wants: what goes wrong here is no failure of the exchange. The host may end as soon
+// as the last word has reached it, before that word is answered.
+void StoreControl::settle(uint64_t number, base::Deadline deadline) const {
   const auto store = group_.store->until(deadline);
-  if (group_.rank != kHost) {
-    if (store->add(read_key(number), 1) == group_.world_size - 1) store->write(done_key(number), "");
-    return;
-  }
+  const bool hosts = group_.rank == kHost;
   try {
-    store->read({done_key(number)}, [&] {
-      if (!group_.store->ended(store::Ending::Lost).empty()) throw std::runtime_error("a rank is lost");
-    });
+    // All ranks have finished the exchange before.
+    if (number > 0) {
+      store->deleteKey(key_of(number - 1, group_.rank));
+      if (hosts) store->deleteKey(read_key(number - 1));
+      if (hosts) store->deleteKey(done_key(number - 1));
+    }
+    if (hosts) {
+      store->read({done_key(number)}, [&] {
+        if (!group_.store->ended(store::Ending::Lost).empty()) throw std::runtime_error("a rank is lost");
+      });
+    } else if (store->add(read_key(number), 1) == group_.world_size - 1) {
+      store->write(done_key(number), "");
+    }
   } catch (const std::exception& error) {
-    base::log_debug("not all ranks have read what this one has: {}", error.what());
+    base::log_debug("after an exchange of the control channel: {}", error.what());
   }
-}
-
-// By now all ranks have finished the exchange before.
-void StoreControl::erase(uint64_t number) {
-  if (number == 0) return;
-  group_.store->deleteKey(key_of(number - 1, group_.rank));
-  if (group_.rank != kHost) return;
-  group_.store->deleteKey(read_key(number - 1));
-  group_.store->deleteKey(done_key(number - 1));
 }
 
 std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere(uint64_t data_call) {

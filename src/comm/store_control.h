@@ -32,9 +32,9 @@ class StoreControl final : public Control {
   std::vector<std::string> exchange_bytes(const char* label, std::string_view mine) override;
 
  private:
-  // Rank 0, whose process may host the store and may end right after, waits until all have read.
-  void let_host_go(uint64_t number, base::Deadline deadline);
-  void erase(uint64_t number);
+  // Erases what nobody needs any more. Rank 0, whose process may host the store and may end right after,
+  // waits until all have read.
+  void settle(uint64_t number, base::Deadline deadline) const;
   std::vector<std::string> read_all(uint64_t number, const char* label, base::Deadline deadline);
 
   ProcessGroup::Impl& group_;

@@ -59,7 +59,7 @@ struct Call : Operation {
   // The rest is the engine's.
   uint64_t number = 0;
   uint64_t other_lane = 0;        // calls that this rank had made in the other lane before this one
-  bool knows_of_failure = false;  // the other lane had failed before this call was made
+  bool knows_of_failure = false;  // set for exchanges of a group that has failed, as their callers know
   Stage stage = Stage::Queued;
   Way way = Way::Exchange;
   bool exposed = false;              // others read this rank's memory directly

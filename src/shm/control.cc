@@ -43,7 +43,9 @@ void Control::gather(std::string_view mine, std::string& all) {
   for (int rank = 0; rank < world_size(); ++rank) {
     request.take.push_back({reinterpret_cast<std::byte*>(all.data() + rank * mine.size()), mine.size()});
   }
-  lane_->run(request);
+  Call call(request);
+  call.knows_of_failure = group_has_failed();
+  lane_->run(call);
 }
 
 // Every call begins with the label, which errors of other ranks name. The first says how many bytes each rank

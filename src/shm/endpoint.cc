@@ -46,9 +46,6 @@ void Endpoint::enqueue(Call& call) {
   last_ = &call;
   if (to_arrive_ == nullptr) to_arrive_ = &call;
   call.other_lane = mine_in_other_lane_.issued.value.load(std::memory_order_relaxed);
-  if (lane_ == Lane::Control) {
-    call.knows_of_failure = mine_in_other_lane_.failure.present.load(std::memory_order_relaxed) != 0;
-  }
   // Release: whoever sees it in the other lane's words sees it here (look_into_other_lane).
   mine_.issued.value.store(call.number + 1, std::memory_order_release);
 }

@@ -146,6 +146,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   void set_failure(const std::string& kind, const std::string& text, const std::vector<int>& culprits = {});
   void adopt_failure(int rank, const RankWords& theirs);
   void publish_failure();
+  const FailureWords* failure_of(int rank) const;
   void withdraw_what_others_may_write();
   std::string where(const Call* call) const;
   std::string description_of(const Call& call) const;

@@ -101,6 +101,11 @@ void Endpoint::look_into_other_lane() {
   // After a failure the ranks' counts may differ.
   if (first_ == nullptr || first_->knows_of_failure) return;
   const auto& call = *first_;
+  // The background thread of the other lane may have noticed what the caller does not know yet.
+  if (const auto& own = mine_in_other_lane_.failure; lane_ == Lane::Control && own.present.load() != 0) {
+    set_failure(own.kind, own.text);
+    return;
+  }
   for (int rank = 0; rank < world_size_; ++rank) {
     if (rank == rank_ || board_->has_arrived(rank, call.number)) continue;
     const auto& there = other_lane_->words(rank);
@@ -145,15 +150,22 @@ void Endpoint::adopt_failure(int rank, const RankWords& words) {
                                           .evidence = fmt::format("it said: {}", theirs.text)}));
 }
 
+// What a rank has published, in either lane: one that has failed in one of them takes no part in the other.
+const FailureWords* Endpoint::failure_of(int rank) const {
+  for (const auto* lane : {&*board_, &*other_lane_}) {
+    const auto& failure = lane->words(rank).failure;
+    if (failure.present.load(std::memory_order_seq_cst) != 0) return &failure;
+  }
+  return nullptr;
+}
+
 void Endpoint::look_for_the_dead() {
   auto gone = mesh_->gone();
   // All that they wrote before they went is to be seen now.
   if (gone.empty() || progress() || failure_) return;
 
   // Those who said why they went may have gone because of those who did not.
-  std::stable_partition(gone.begin(), gone.end(), [&](int rank) {
-    return board_->words(rank).failure.present.load(std::memory_order_seq_cst) == 0;
-  });
+  std::stable_partition(gone.begin(), gone.end(), [&](int rank) { return failure_of(rank) == nullptr; });
   const bool alone = gone.size() + 1 == static_cast<size_t>(world_size_);
   const auto owes = [&](int rank, const Call& call) {
     return board_->read(&RankWords::finished, rank) <= call.number;
@@ -171,11 +183,10 @@ void Endpoint::look_for_the_dead() {
     }
     if (held_up.empty()) continue;
 
-    const auto& failed = board_->words(rank).failure;
-    if (failed.present.load(std::memory_order_seq_cst) != 0) {
-      set_failure(failed.kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
-                                              .where = where(call),
-                                              .evidence = fmt::format("it said: {}", failed.text)}));
+    if (const auto* failed = failure_of(rank)) {
+      set_failure(failed->kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
+                                               .where = where(call),
+                                               .evidence = fmt::format("it said: {}", failed->text)}));
       return;
     }
     const auto end = mesh_->how_ended(rank);
