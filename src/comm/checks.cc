@@ -77,6 +77,11 @@ void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Te
                  const at::Tensor& small) {
   check_tensor(group, name, large);
   check_tensor(group, name, small);
+  check_sizes(group, name, large, small);
+}
+
+void check_sizes(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
+                 const at::Tensor& small) {
   if (large.scalar_type() != small.scalar_type()) {
     refuse(group, name,
            fmt::format("input and output differ in dtype: {} and {}", c10::toString(large.scalar_type()),

@@ -19,7 +19,9 @@ void check_target(const ProcessGroup::Impl& group, const char* name, const at::T
 void check_rank(const ProcessGroup::Impl& group, const char* name, int rank);
 // The other side of a send or receive.
 void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag);
-// `large` must hold world_size times what `small` holds.
+// `large` must hold world_size times what `small` holds, of the same dtype; check_parts() also checks each.
+void check_sizes(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
+                 const at::Tensor& small);
 void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
                  const at::Tensor& small);
 // The operation must mean something for the dtype: no average of integers, no minimum of complex numbers, no

@@ -56,7 +56,9 @@ class Tensorial {
   }
   at::Tensor copied_back(const at::Tensor& tensor, at::Tensor landed) {
     kept(landed);
-    call_.finish = [target = tensor.detach(), landed] { target.copy_(landed.view(target.sizes())); };
+    call_.needs_results().finish = [target = tensor.detach(), landed] {
+      target.copy_(landed.view(target.sizes()));
+    };
     return landed;
   }
 
@@ -65,9 +67,11 @@ class Tensorial {
   c10::SmallVector<at::Tensor, 2> kept_;
 };
 
-// Nothing to copy, nothing to keep alive: the shortest way, which costs no reference counts.
+// Nothing to copy, nothing to keep alive, nothing more to check of the tensor itself: the shortest way, which
+// a small call takes in less time than the rest of the checks.
 bool is_plain(Returns when, const at::Tensor& tensor) {
-  return when == Returns::WhenComplete && is_dense(tensor);
+  return when == Returns::WhenComplete && tensor.defined() && tensor.layout() == at::kStrided &&
+         tensor.device().is_cpu() && is_dense(tensor);
 }
 
 Tensors rows_of(const at::Tensor& flat, int64_t count) { return flat.view({count, -1}).unbind(); }
@@ -87,9 +91,12 @@ Tensors shaped(const Tensors& flat, at::IntArrayRef sizes) {
 }  // namespace
 
 Prepared all_reduce(const Impl& group, Returns when, const at::Tensor& tensor, ReduceOp op) {
+  if (is_plain(when, tensor)) {
+    check_reduction(op, tensor.scalar_type());
+    return {.request = all_reduce_of(tensor, op)};
+  }
   check_target(group, "all_reduce", tensor);
   check_reduction(op, tensor.scalar_type());
-  if (is_plain(when, tensor)) return {.request = all_reduce_of(tensor, op)};
   Prepared call;
   Tensorial tensors(call, when);
   call.request = all_reduce_of(tensors.given_and_taken(tensor), op);
@@ -98,10 +105,14 @@ Prepared all_reduce(const Impl& group, Returns when, const at::Tensor& tensor, R
 }
 
 Prepared reduce(const Impl& group, Returns when, const at::Tensor& tensor, int root, ReduceOp op) {
+  if (is_plain(when, tensor)) {
+    check_reduction(op, tensor.scalar_type());
+    check_rank(group, "reduce", root);
+    return {.request = reduce_of(tensor, op, root, group.rank)};
+  }
   check_target(group, "reduce", tensor);
   check_reduction(op, tensor.scalar_type());
   check_rank(group, "reduce", root);
-  if (is_plain(when, tensor)) return {.request = reduce_of(tensor, op, root, group.rank)};
   Prepared call;
   Tensorial tensors(call, when);
   call.request = reduce_of(group.rank == root ? tensors.given_and_taken(tensor) : tensors.given(tensor), op,
@@ -111,9 +122,12 @@ Prepared reduce(const Impl& group, Returns when, const at::Tensor& tensor, int r
 }
 
 Prepared broadcast(const Impl& group, Returns when, const at::Tensor& tensor, int root) {
+  if (is_plain(when, tensor)) {
+    check_rank(group, "broadcast", root);
+    return {.request = broadcast_of(tensor, root, group.rank)};
+  }
   check_target(group, "broadcast", tensor);
   check_rank(group, "broadcast", root);
-  if (is_plain(when, tensor)) return {.request = broadcast_of(tensor, root, group.rank)};
   Prepared call;
   Tensorial tensors(call, when);
   call.request =
@@ -128,7 +142,7 @@ Prepared all_gather(const Impl& group, Returns when, const at::Tensor& tensor) {
   Tensorial tensors(call, when);
   const auto given = tensors.given(tensor);
   const auto all = room_for_all(group, given);  // kept by the result
-  call.result = shaped(rows_of(all, group.world_size), tensor.sizes());
+  call.needs_results().made = shaped(rows_of(all, group.world_size), tensor.sizes());
   call.request = all_gather_of(tensors.kept(all), given, group.world_size);
   tensors.settle();
   return call;
@@ -136,11 +150,12 @@ Prepared all_gather(const Impl& group, Returns when, const at::Tensor& tensor) {
 
 Prepared all_gather_into_tensor(const Impl& group, Returns when, const at::Tensor& output,
                                 const at::Tensor& input) {
-  check_parts(group, "all_gather_into_tensor", output, input);
-  check_target(group, "all_gather_into_tensor", output);
   if (is_plain(when, output) && is_plain(when, input) && !overlap(output, input)) {
+    check_sizes(group, "all_gather_into_tensor", output, input);
     return {.request = all_gather_of(output, input, group.world_size)};
   }
+  check_parts(group, "all_gather_into_tensor", output, input);
+  check_target(group, "all_gather_into_tensor", output);
   Prepared call;
   Tensorial tensors(call, when);
   const auto taken = tensors.taken(output);
@@ -154,12 +169,14 @@ Prepared all_gather_into_tensor(const Impl& group, Returns when, const at::Tenso
 
 Prepared reduce_scatter_tensor(const Impl& group, Returns when, const at::Tensor& output,
                                const at::Tensor& input, ReduceOp op) {
+  if (is_plain(when, output) && is_plain(when, input) && !overlap(output, input)) {
+    check_sizes(group, "reduce_scatter_tensor", input, output);
+    check_reduction(op, input.scalar_type());
+    return {.request = reduce_scatter_of(output, input, op, group.world_size)};
+  }
   check_parts(group, "reduce_scatter_tensor", input, output);
   check_target(group, "reduce_scatter_tensor", output);
   check_reduction(op, input.scalar_type());
-  if (is_plain(when, output) && is_plain(when, input) && !overlap(output, input)) {
-    return {.request = reduce_scatter_of(output, input, op, group.world_size)};
-  }
   Prepared call;
   Tensorial tensors(call, when);
   const auto given = tensors.given(input);
@@ -180,7 +197,7 @@ Prepared gather(const Impl& group, Returns when, const at::Tensor& tensor, int r
   Tensors rows;
   if (group.rank == root) {
     rows = rows_of(tensors.kept(room_for_all(group, given)), group.world_size);
-    call.result = shaped(rows, tensor.sizes());
+    call.needs_results().made = shaped(rows, tensor.sizes());
   }
   call.request = gather_of(rows, given, root);
   tensors.settle();
@@ -232,9 +249,12 @@ Prepared all_to_all_single(const Impl& group, Returns when, const at::Tensor& ou
 }
 
 Prepared send(const Impl& group, Returns when, const at::Tensor& tensor, int to, int tag) {
+  if (is_plain(when, tensor)) {
+    check_peer(group, "send", to, tag);
+    return {.request = send_of(tensor, to, tag)};
+  }
   check_tensor(group, "send", tensor);
   check_peer(group, "send", to, tag);
-  if (is_plain(when, tensor)) return {.request = send_of(tensor, to, tag)};
   Prepared call;
   Tensorial tensors(call, when);
   call.request = send_of(tensors.given(tensor), to, tag);
@@ -243,9 +263,12 @@ Prepared send(const Impl& group, Returns when, const at::Tensor& tensor, int to,
 }
 
 Prepared recv(const Impl& group, Returns when, const at::Tensor& tensor, int from, int tag) {
+  if (is_plain(when, tensor)) {
+    check_peer(group, "recv", from, tag);
+    return {.request = receive_of(tensor, from, tag)};
+  }
   check_target(group, "recv", tensor);
   check_peer(group, "recv", from, tag);
-  if (is_plain(when, tensor)) return {.request = receive_of(tensor, from, tag)};
   Prepared call;
   Tensorial tensors(call, when);
   call.request = receive_of(tensors.taken(tensor), from, tag);

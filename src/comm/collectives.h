@@ -10,9 +10,6 @@
 
 namespace lockstep::comm {
 
-// Whether the caller waits for the call where it makes it. If so, nothing but copies needs to be kept alive.
-enum class Returns { WhenComplete, AtOnce };
-
 Prepared all_reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, ReduceOp op);
 Prepared broadcast(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root);
 Prepared reduce(const ProcessGroup::Impl& group, Returns when, const at::Tensor& tensor, int root,

@@ -29,8 +29,7 @@ void publish(ProcessGroup::Impl& group, const Error& why) {
 
 }  // namespace
 
-void refuse_if_failed(const ProcessGroup::Impl& group) {
-  if (!group.failed.load(std::memory_order_acquire)) return;
+void throw_first_error(const ProcessGroup::Impl& group) {
   const std::lock_guard lock(group.failure_mutex);
   base::throw_kind(group.failure->kind, group.failure->message, group.failure->culprits);
 }
@@ -52,8 +51,7 @@ void throw_failure(ProcessGroup::Impl& group) {
   } catch (...) {
     remember(group, {"Error", Purpose::before("an unknown exception"), {}});
   }
-  refuse_if_failed(group);
-  __builtin_unreachable();  // it has failed
+  throw_first_error(group);
 }
 
 void throw_control_failure(ProcessGroup::Impl& group) {

@@ -8,7 +8,11 @@
 namespace lockstep::comm {
 
 // Throws the group's first error again, if it had one.
-void refuse_if_failed(const ProcessGroup::Impl& group);
+[[noreturn]] void throw_first_error(const ProcessGroup::Impl& group);
+inline void refuse_if_failed(const ProcessGroup::Impl& group) {
+  if (group.failed.load(std::memory_order_acquire)) [[unlikely]]
+    throw_first_error(group);
+}
 
 // Ends the group with this error: here, and on the other ranks as soon as they can know.
 void end_group(ProcessGroup::Impl& group, const Error& why);

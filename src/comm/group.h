@@ -21,6 +21,7 @@
 
 #include "comm/control.h"
 #include "comm/transport.h"
+#include "comm/work.h"
 #include "rendezvous/key_store.h"
 #include "rendezvous/machines.h"
 
@@ -53,6 +54,7 @@ struct ProcessGroup::Impl {
   rendezvous::KeyStorePtr store;  // of this group's own
   int store_holders = 0;          // how many ranks must have no more use for it before it is erased
 
+  comm::Returns blocking = comm::Returns::WhenComplete;  // how calls are described whose caller waits
   int subgroups = 0;
 
   // The first error, which every later call repeats.

@@ -37,14 +37,18 @@ std::vector<at::Tensor> Work::result() {
 
 namespace comm {
 
-void run(ProcessGroup::Impl& group, Prepared& call) {
+void run(ProcessGroup::Impl& group, Request& request) {
   refuse_if_failed(group);
   try {
-    group.transport->run(call.request);
+    group.transport->run(request);
   } catch (...) {
     throw_failure(group);
   }
-  if (call.finish) call.finish();
+}
+
+void run(ProcessGroup::Impl& group, Prepared& call) {
+  run(group, call.request);
+  if (call.results && call.results->finish) call.results->finish();
 }
 
 Work start(const std::shared_ptr<ProcessGroup::Impl>& group, Prepared&& call) {
@@ -52,8 +56,10 @@ Work start(const std::shared_ptr<ProcessGroup::Impl>& group, Prepared&& call) {
   try {
     auto state = group->transport->start(std::move(call.request));
     state->group = group;
-    state->finish = std::move(call.finish);
-    state->result = std::move(call.result);
+    if (call.results) {
+      state->finish = std::move(call.results->finish);
+      state->result = std::move(call.results->made);
+    }
     return Work(std::move(state));
   } catch (...) {
     throw_failure(*group);

@@ -45,15 +45,27 @@ struct Work::State {
 
 namespace comm {
 
+// Whether the caller waits for the call where it makes it. If so, nothing but copies needs to be kept alive.
+enum class Returns : uint8_t { WhenComplete, AtOnce };
+
 // A call of the public interface as its caller sees it.
 struct Prepared {
+  struct Results {
+    std::function<void()> finish;  // copies them into the caller's tensors; may be empty
+    std::vector<at::Tensor> made;  // new tensors that the call fills
+  };
   Request request;
-  std::function<void()> finish;    // copies results into the caller's tensors; may be empty
-  std::vector<at::Tensor> result;  // new tensors that the call fills
+  std::unique_ptr<Results> results = {};  // null: the call leaves them where its caller wants them
+
+  Results& needs_results() {
+    if (!results) results = std::make_unique<Results>();
+    return *results;
+  }
 };
 
 // Carries the call out and returns when it is complete here.
 void run(ProcessGroup::Impl& group, Prepared& call);
+void run(ProcessGroup::Impl& group, Request& request);
 Work start(const std::shared_ptr<ProcessGroup::Impl>& group, Prepared&& call);
 
 }  // namespace comm

@@ -74,6 +74,8 @@ void use_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> bac
   auto control = std::make_unique<StoreControl>(group, [raw = transport.get()] { return raw->calls(); });
   transport->watch_control(*control);
   group.make_c10d = [raw = transport.get()] { return raw->backend(); };
+  // A wait that is given up leaves the memory to the backend's threads.
+  if (transport->needs_owners()) group.blocking = Returns::AtOnce;
   group.transport = std::move(transport);
   attach_control(group, std::move(control));
 }

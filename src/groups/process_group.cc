@@ -23,60 +23,55 @@ int ProcessGroup::node_rank() const { return impl_->placement.node_rank; }
 int ProcessGroup::num_nodes() const { return impl_->placement.num_nodes; }
 const std::string& ProcessGroup::backend() const { return impl_->backend; }
 
-// Whether a blocking call must own its memory all the same.
-static Returns here(const ProcessGroup::Impl& group) {
-  return group.transport->needs_owners() ? Returns::AtOnce : Returns::WhenComplete;
-}
-
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  auto call = comm::all_reduce(*impl_, here(*impl_), tensor, op);
+  auto call = comm::all_reduce(*impl_, impl_->blocking, tensor, op);
   comm::run(*impl_, call);
 }
 void ProcessGroup::broadcast(const at::Tensor& tensor, int root) {
-  auto call = comm::broadcast(*impl_, here(*impl_), tensor, root);
+  auto call = comm::broadcast(*impl_, impl_->blocking, tensor, root);
   comm::run(*impl_, call);
 }
 void ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOp op) {
-  auto call = comm::reduce(*impl_, here(*impl_), tensor, root, op);
+  auto call = comm::reduce(*impl_, impl_->blocking, tensor, root, op);
   comm::run(*impl_, call);
 }
 std::vector<at::Tensor> ProcessGroup::all_gather(const at::Tensor& tensor) {
-  auto call = comm::all_gather(*impl_, here(*impl_), tensor);
+  auto call = comm::all_gather(*impl_, impl_->blocking, tensor);
   comm::run(*impl_, call);
-  return std::move(call.result);
+  return call.results ? std::move(call.results->made) : std::vector<at::Tensor>{};
 }
 void ProcessGroup::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) {
-  auto call = comm::all_gather_into_tensor(*impl_, here(*impl_), output, input);
+  auto call = comm::all_gather_into_tensor(*impl_, impl_->blocking, output, input);
   comm::run(*impl_, call);
 }
 void ProcessGroup::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  auto call = comm::reduce_scatter_tensor(*impl_, here(*impl_), output, input, op);
+  auto call = comm::reduce_scatter_tensor(*impl_, impl_->blocking, output, input, op);
   comm::run(*impl_, call);
 }
 std::vector<at::Tensor> ProcessGroup::gather(const at::Tensor& tensor, int root) {
-  auto call = comm::gather(*impl_, here(*impl_), tensor, root);
+  auto call = comm::gather(*impl_, impl_->blocking, tensor, root);
   comm::run(*impl_, call);
-  return std::move(call.result);
+  return call.results ? std::move(call.results->made) : std::vector<at::Tensor>{};
 }
 void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
-  auto call = comm::scatter(*impl_, here(*impl_), output, inputs, root);
+  auto call = comm::scatter(*impl_, impl_->blocking, output, inputs, root);
   comm::run(*impl_, call);
 }
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input) {
-  auto call = comm::all_to_all_single(*impl_, here(*impl_), output, input);
+  auto call = comm::all_to_all_single(*impl_, impl_->blocking, output, input);
   comm::run(*impl_, call);
 }
 void ProcessGroup::send(const at::Tensor& tensor, int to, int tag) {
-  auto call = comm::send(*impl_, here(*impl_), tensor, to, tag);
+  auto call = comm::send(*impl_, impl_->blocking, tensor, to, tag);
   comm::run(*impl_, call);
 }
 void ProcessGroup::recv(const at::Tensor& tensor, int from, int tag) {
-  auto call = comm::recv(*impl_, here(*impl_), tensor, from, tag);
+  auto call = comm::recv(*impl_, impl_->blocking, tensor, from, tag);
   comm::run(*impl_, call);
 }
 void ProcessGroup::barrier() {
-  auto call = comm::barrier();
-  comm::run(*impl_, call);
+  comm::Request barrier;
+  comm::run(*impl_, barrier);
 }
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) {
