@@ -116,7 +116,7 @@ lint:
 	@scripts/setup build lint
 	@cmake -S . -B build/lint -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
 	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_EXAMPLES=OFF $(CMAKE_FLAGS) >/dev/null
-	@run-clang-tidy -quiet -p build/lint '$(CURDIR)/src/(base|tuning|launch|compat|comm)/.*\.cc$$'
+	@run-clang-tidy -quiet -p build/lint '$(CURDIR)/src/.*\.cc$$'
 
 clean:
 	@rm -rf build

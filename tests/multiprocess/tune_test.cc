@@ -49,6 +49,20 @@ TEST(Tune, AWorldOfOneKeepsItsThreads) {
                              {.environment = [](int) { return without_settings(); }}));
 }
 
+TEST(Tune, CanBeLeftOut) {
+  expect_success(start_ranks(2,
+                             [&](int) {
+                               const auto cpus = tuning::affinity_of();
+                               const int threads = at::get_num_threads();
+                               const auto blas = tuning::loaded_blas().threads;
+                               init_process_group({.timeout = 20s, .tune = false});
+                               EXPECT_EQ(tuning::affinity_of(), cpus);
+                               EXPECT_EQ(at::get_num_threads(), threads);
+                               EXPECT_EQ(tuning::loaded_blas().threads, blas);
+                             },
+                             {.environment = [](int) { return without_settings(); }}));
+}
+
 TEST(Tune, ThreadsAreRaisedOnlyWhenTheUserAsks) {
   expect_success(start_ranks(1,
                              [&](int) {
