@@ -1,6 +1,8 @@
 // How a sum over ranks becomes a mean: who divides, when, and by what.
 #pragma once
 
+#include <bitset>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
@@ -12,11 +14,11 @@ namespace lockstep {
 class Mean {
  public:
   Mean() = default;
-  // `participants`: the ranks whose gradients count, of `world_size`. `is_average_free`: whether the group
-  // computes ReduceOp::Avg of a dtype at the cost of a sum; null: of none.
-  using IsAverageFree = bool (*)(const void* of, at::ScalarType dtype);
-  Mean(int participants, int world_size, const void* of = nullptr, IsAverageFree is_average_free = nullptr)
-      : participants_(participants), world_size_(world_size), of_(of), is_average_free_(is_average_free) {}
+  using Dtypes = std::bitset<64>;  // by at::ScalarType
+  // `participants`: the ranks whose gradients count, of `world_size`. `free_averages`: the dtypes of which
+  // the group computes ReduceOp::Avg at the cost of a sum.
+  Mean(int participants, int world_size, Dtypes free_averages = {})
+      : participants_(participants), world_size_(world_size), free_averages_(free_averages) {}
 
   // The ranks whose gradients count: all of them, but under Join those that still have input.
   int participants() const { return participants_; }
@@ -32,9 +34,7 @@ class Mean {
   at::Tensor divided(const at::Tensor& sum) const;
 
  private:
-  bool is_free(at::ScalarType dtype) const {
-    return is_average_free_ != nullptr && is_average_free_(of_, dtype);
-  }
+  bool is_free(at::ScalarType dtype) const { return free_averages_[static_cast<size_t>(dtype)]; }
   static bool is_wide(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kDouble; }
   // To divide afterwards would be another pass over memory that is no longer in the caches. Narrow types
   // would lose bits before the sum.
@@ -46,8 +46,7 @@ class Mean {
 
   int participants_ = 1;
   int world_size_ = 1;
-  const void* of_ = nullptr;
-  IsAverageFree is_average_free_ = nullptr;
+  Dtypes free_averages_;
 };
 
 }  // namespace lockstep

@@ -12,8 +12,19 @@
 namespace lockstep::comm {
 
 std::vector<std::string> Control::exchange(const char* label, std::string_view mine) {
+  return exchange_checked(label, mine, std::nullopt);
+}
+
+std::vector<std::string> Control::exchange_checked(const char* label, std::string_view mine,
+                                                   std::optional<size_t> bytes_of_all) {
   try {
-    return exchange_bytes(label, mine);
+    auto all = exchange_bytes(label, mine);
+    for (size_t rank = 0; rank < all.size() && bytes_of_all; ++rank) {
+      if (all[rank].size() != *bytes_of_all) {
+        refuse_size(label, static_cast<int>(rank), all[rank].size(), *bytes_of_all);
+      }
+    }
+    return all;
   } catch (...) {
     if (group_ == nullptr) throw;
     throw_control_failure(*group_);
@@ -25,11 +36,7 @@ bool Control::group_has_failed() const {
 }
 
 std::vector<std::string> Control::exchange_sized(const char* label, std::string_view mine, size_t bytes) {
-  auto all = exchange(label, mine);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].size() != bytes) refuse_size(label, static_cast<int>(rank), all[rank].size(), bytes);
-  }
-  return all;
+  return exchange_checked(label, mine, bytes);
 }
 
 void Control::refuse_size(const char* label, int rank, size_t theirs, size_t expected) const {
@@ -41,12 +48,14 @@ void Control::refuse_size(const char* label, int rank, size_t theirs, size_t exp
 }
 
 std::vector<bool> Control::any(const char* label, const std::vector<bool>& mine) {
-  std::string bytes(mine.size(), '\0');
-  for (size_t i = 0; i < mine.size(); ++i) bytes[i] = mine[i] ? 1 : 0;
+  std::string bits((mine.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i]) bits[i / 8] = static_cast<char>(bits[i / 8] | 1 << i % 8);
+  }
   std::vector<bool> result(mine.size());
-  for (const auto& theirs : exchange_sized(label, bytes, bytes.size())) {
-    for (size_t i = 0; i < theirs.size(); ++i) {
-      if (theirs[i] != 0) result[i] = true;
+  for (const auto& theirs : exchange_sized(label, bits, bits.size())) {
+    for (size_t i = 0; i < mine.size(); ++i) {
+      if ((theirs[i / 8] >> i % 8 & 1) != 0) result[i] = true;
     }
   }
   return result;

@@ -14,6 +14,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -89,6 +90,8 @@ class Control {
 
   // All ranks' bytes must have this size.
   std::vector<std::string> exchange_sized(const char* label, std::string_view mine, size_t bytes);
+  std::vector<std::string> exchange_checked(const char* label, std::string_view mine,
+                                            std::optional<size_t> bytes_of_all);
   [[noreturn]] void refuse_size(const char* label, int rank, size_t theirs, size_t expected) const;
 
   template <class T>

@@ -20,6 +20,7 @@ using namespace std::chrono_literals;
 // After this long a wait is slow enough to leave word of it.
 constexpr auto kSlow = 1s;
 constexpr auto kAnswerSoon = 500ms;
+constexpr size_t kLargeBytes = size_t{64} << 10;
 
 std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
 
@@ -63,7 +64,7 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
     store->write(key_of(number, group_.rank),
                  encode({.data_calls = data_calls_(), .label = label, .bytes = std::string(mine)}));
     std::vector<std::string> all;
-    for (const auto& text : read_all(number, label, deadline)) {
+    for (const auto& text : read_all(number, label, mine.size(), deadline)) {
       auto entry = decode(text);
       const auto rank = static_cast<int>(all.size());
       if (entry.label != label) throw Disagreement{rank, 0, label, entry.label};
@@ -71,12 +72,27 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
     }
     settle(number, deadline);
     return all;
+  } catch (const UsageError& error) {
+    // The exchange has begun: the others wait for this rank's part.
+    throw Error(error.what());
   } catch (...) {
     throw_diagnosis(group_, label, 0);
   }
 }
 
-std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, base::Deadline deadline) {
+// Those whose keys will not appear any more. A store of LibTorch's tells of nobody; the processes of this
+// machine can be seen all the same.
+std::vector<int> StoreControl::ended_ranks() const {
+  std::vector<int> ranks;
+  for (const auto how : {store::Ending::Lost, store::Ending::Left}) {
+    for (const auto& ended : group_.store->ended(how)) ranks.push_back(ended.rank);
+  }
+  if (ranks.empty() && group_.watch) ranks = group_.watch->gone(0ms);
+  return ranks;
+}
+
+std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, size_t own_bytes,
+                                                base::Deadline deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < group_.world_size; ++rank) keys.push_back(key_of(number, rank));
   const bool knows_of_failure = group_has_failed();
@@ -85,22 +101,29 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
     if (!knows_of_failure && failure && failure->rank != group_.rank) {
       throw std::runtime_error("the wait was given up");
     }
-    for (const auto& lost : group_.store->ended(store::Ending::Lost)) {
+    for (const int rank : ended_ranks()) {
       // What a rank wrote before it ended is there.
-      if (!group_.store->until(deadline)->check({keys[lost.rank]})) {
+      if (!group_.store->until(deadline)->check({keys[rank]})) {
         throw std::runtime_error("Connection closed by peer");
       }
     }
   };
+  // Many large values do not fit into one answer of the store.
+  const auto read = [&](base::Deadline until) {
+    const auto store = group_.store->until(until);
+    if (own_bytes < kLargeBytes) return store->read(keys, give_up);
+    std::vector<std::string> values;
+    for (const auto& key : keys) values.push_back(store->read({key}, give_up).front());
+    return values;
+  };
   try {
     const auto slow = base::Deadline::in(kSlow);
-    return group_.store->until(slow.remaining() < deadline.remaining() ? slow : deadline)
-        ->read(keys, give_up);
+    return read(slow.remaining() < deadline.remaining() ? slow : deadline);
   } catch (const TimeoutError&) {
     report_waiting(group_, label);
   }
   try {
-    return group_.store->until(deadline)->read(keys, give_up);
+    return read(deadline);
   } catch (const TimeoutError& error) {
     throw std::runtime_error(fmt::format("timed out: {}", error.what()));
   }
@@ -111,32 +134,38 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
 void StoreControl::settle(uint64_t number, base::Deadline deadline) const {
   const auto store = group_.store->until(deadline);
   const bool hosts = group_.rank == kHost;
-  try {
-    // All ranks have finished the exchange before.
-    if (number > 0) {
-      store->deleteKey(key_of(number - 1, group_.rank));
-      if (hosts) store->deleteKey(read_key(number - 1));
-      if (hosts) store->deleteKey(done_key(number - 1));
+  const auto try_to = [](auto&& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      base::log_debug("after an exchange of the control channel: {}", error.what());
     }
+  };
+  try_to([&] {
     if (hosts) {
       store->read({done_key(number)}, [&] {
-        if (!group_.store->ended(store::Ending::Lost).empty()) throw std::runtime_error("a rank is lost");
+        if (!ended_ranks().empty() || group_.store->failure()) throw std::runtime_error("not all will read");
       });
     } else if (store->add(read_key(number), 1) == group_.world_size - 1) {
       store->write(done_key(number), "");
     }
-  } catch (const std::exception& error) {
-    base::log_debug("after an exchange of the control channel: {}", error.what());
-  }
+  });
+  // All ranks have finished the exchange before.
+  if (number == 0) return;
+  try_to([&] {
+    store->deleteKey(key_of(number - 1, group_.rank));
+    if (hosts) store->deleteKey(read_key(number - 1));
+    if (hosts) store->deleteKey(done_key(number - 1));
+  });
 }
 
 std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere(uint64_t data_call) {
+  next_looked_at_ = (next_looked_at_ + 1) % group_.world_size;
+  const int rank = next_looked_at_;
+  if (rank == group_.rank) return std::nullopt;
   try {
     const auto store = group_.store->until(base::Deadline::in(kAnswerSoon));
-    for (int rank = 0; rank < group_.world_size; ++rank) {
-      if (rank == group_.rank) continue;
-      const auto text = store->look(key_of(exchanges_, rank));
-      if (!text) continue;
+    if (const auto text = store->look(key_of(exchanges_, rank))) {
       auto entry = decode(*text);
       if (entry.data_calls < data_call) return Elsewhere{rank, std::move(entry.label)};
     }

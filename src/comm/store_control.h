@@ -26,6 +26,7 @@ class StoreControl final : public Control {
     int rank;
     std::string label;
   };
+  // Looks at one rank each time.
   std::optional<Elsewhere> find_elsewhere(uint64_t data_call);
 
  protected:
@@ -35,11 +36,14 @@ class StoreControl final : public Control {
   // Erases what nobody needs any more. Rank 0, whose process may host the store and may end right after,
   // waits until all have read.
   void settle(uint64_t number, base::Deadline deadline) const;
-  std::vector<std::string> read_all(uint64_t number, const char* label, base::Deadline deadline);
+  std::vector<std::string> read_all(uint64_t number, const char* label, size_t own_bytes,
+                                    base::Deadline deadline);
+  std::vector<int> ended_ranks() const;
 
   ProcessGroup::Impl& group_;
   const std::function<uint64_t()> data_calls_;
   uint64_t exchanges_ = 0;  // begun
+  int next_looked_at_ = 0;
 };
 
 }  // namespace lockstep::comm

@@ -4,7 +4,7 @@
 // Request and reports what goes wrong as one of lockstep's errors. The first error is final: every later call
 // throws it again.
 //
-// Not thread-safe, except for fail(), unless an implementation promises more.
+// Not thread-safe, unless an implementation promises more.
 #pragma once
 
 #include <memory>
@@ -53,6 +53,8 @@ class Transport {
   // Uninitialised, contiguous memory for tensors of this group. Belongs to the process: it outlives the
   // transport, and the next generation of the group can use it as it is.
   virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Whether this is such memory, and still reduced with no copy.
+  virtual bool supplied(const at::Tensor&) const { return false; }
 };
 
 }  // namespace lockstep::comm

@@ -246,6 +246,7 @@ bool DdpBase::watches_outputs() const { return impl_->reducer != nullptr && at::
 // ---- Changes of the module
 
 void DdpBase::follow_module() const {
+  impl_->follow_group();
   if (impl_->reducer && !impl_->joining && impl_->outdated()) impl_->make_reducer();
 }
 
@@ -403,6 +404,7 @@ void DdpBase::register_comm_hook(CommHook hook) {
 DdpStats DdpBase::stats() const { return impl_->reducer ? impl_->reducer->stats() : DdpStats{}; }
 
 void DdpBase::verify_replicas() {
+  impl_->follow_group();
   if (!impl_->reducer) return;
   const comm::Purpose purpose("verify_replicas");
   // Not the buffers: between two forwards each rank's batch norm has counted its own batch.

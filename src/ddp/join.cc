@@ -41,6 +41,7 @@ reducer::Turn DdpBase::Impl::announce(bool takes_part) {
 Join::Join(DdpBase& ddp) : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
   auto& impl = *ddp_.impl_;
   if (impl.joining) throw UsageError("a Join is under way for this module already; they do not nest");
+  impl.follow_group();
   impl.joining = impl.reducer != nullptr;
   impl.last_turn.reset();
 }

@@ -174,14 +174,16 @@ void check(const Layer& layer) {
 
 }  // namespace
 
-SyncGroup::SyncGroup(std::shared_ptr<ProcessGroup> parent) : parent_(std::move(parent)) { follow_parent(); }
+SyncGroup::SyncGroup(const std::shared_ptr<ProcessGroup>& parent) : parent_(parent) { follow_parent(); }
 
 void SyncGroup::follow_parent() {
-  const auto generation = comm::generation_number(*parent_);
+  const auto parent = parent_.lock();
+  if (!parent) return;
+  const auto generation = comm::generation_number(*parent);
   if (generation == made_for_) return;
-  std::vector<int> ranks(parent_->world_size());
+  std::vector<int> ranks(parent->world_size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  all_ = parent_->new_group(ranks);
+  all_ = parent->new_group(ranks);
   present_ = all_;
   made_for_ = generation;
 }

@@ -22,7 +22,7 @@ namespace lockstep::ddp {
 class SyncGroup {
  public:
   // All ranks of the group must call it.
-  explicit SyncGroup(std::shared_ptr<ProcessGroup> parent);
+  explicit SyncGroup(const std::shared_ptr<ProcessGroup>& parent);
 
   // Those that have input. A backward pass must use the group that its forward pass did. All ranks must call
   // it first after the parent has got another generation: the groups are made anew then.
@@ -35,8 +35,8 @@ class SyncGroup {
  private:
   void follow_parent();
 
-  const std::shared_ptr<ProcessGroup> parent_;
-  uint64_t made_for_ = 0;  // the parent's generation
+  const std::weak_ptr<ProcessGroup> parent_;  // layers do not keep it alive
+  uint64_t made_for_ = 0;                     // the parent's generation
   std::shared_ptr<ProcessGroup> all_;
   std::shared_ptr<ProcessGroup> present_;
 };

@@ -25,6 +25,8 @@ constexpr auto kUsualWait = 400ms;
 constexpr auto kSlowWait = 1s;
 constexpr auto kBetweenLooks = 100ms;
 constexpr auto kBetweenQuestions = 2ms;
+// All ranks that wait ask the store, which serves them all: less often, the longer the wait.
+constexpr std::chrono::milliseconds kLongestBetween = 5s;
 
 }  // namespace
 
@@ -146,7 +148,12 @@ bool Transport::ends_soon(Started& call) {
 }
 
 Transport::Lookout::Lookout(Transport& transport, const Started& call)
-    : transport_(transport), call_(call), slow_(Deadline::in(kSlowWait)), look_(Deadline::in(0ms)) {}
+    : transport_(transport),
+      call_(call),
+      slow_(Deadline::in(kSlowWait)),
+      look_(Deadline::in(0ms)),
+      look_into_control_(Deadline::in(0ms)),
+      between_(kBetweenLooks) {}
 
 bool Transport::Lookout::hopeless() {
   if (elsewhere_ || comm::is_hopeless(transport_.group_)) return true;
@@ -155,7 +162,9 @@ bool Transport::Lookout::hopeless() {
   if (slow_.expired() && !std::exchange(reported_, true)) {
     comm::report_waiting(transport_.group_, comm::numbered(call_.number, call_.text()));
   }
-  if (transport_.control_ == nullptr || call_.number == 0) return false;
+  if (transport_.control_ == nullptr || call_.number == 0 || !look_into_control_.expired()) return false;
+  look_into_control_ = Deadline::in(between_);
+  if (++looks_ % transport_.group_.world_size == 0) between_ = std::min(2 * between_, kLongestBetween);
   if (const auto found = transport_.control_->find_elsewhere(call_.number)) {
     elsewhere_ = {found->rank, call_.number, call_.text(), found->label};
   }

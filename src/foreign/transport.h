@@ -82,6 +82,9 @@ class Transport : public comm::Transport {
     const Started& call_;
     const base::Deadline slow_;
     base::Deadline look_;
+    base::Deadline look_into_control_;
+    std::chrono::milliseconds between_;
+    int looks_ = 0;
     bool reported_ = false;
     std::optional<comm::Disagreement> elsewhere_;
   };

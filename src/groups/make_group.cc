@@ -58,10 +58,13 @@ std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
 
 // Shared memory carries the data and the control channel.
 void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endpoint) {
-  attach_control(group, std::make_unique<shm::Control>(shm::Endpoint::control_lane_of(*endpoint)));
-  group.make_c10d = [endpoint] {
-    endpoint->add_owner();
-    return c10::make_intrusive<shm_c10d::Backend>(endpoint);
+  attach_control(group, std::make_unique<shm::Control>(endpoint->control_lane()));
+  group.make_c10d = [endpoint, made = c10::intrusive_ptr<c10d_backend>()]() mutable {
+    if (!made) {
+      endpoint->add_owner();
+      made = c10::make_intrusive<shm_c10d::Backend>(endpoint);
+    }
+    return made;
   };
   // The group owns the endpoint's work, not its memory: a call under way may outlive the group.
   group.transport = {endpoint.get(), [endpoint](comm::Transport*) { endpoint->retire(); }};

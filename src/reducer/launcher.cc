@@ -18,8 +18,10 @@ namespace lockstep::reducer {
 
 namespace {
 
-bool is_average_free(const void* transport, at::ScalarType dtype) {
-  return static_cast<const comm::Transport*>(transport)->averages(dtype);
+Mean::Dtypes free_averages(const comm::Transport& transport) {
+  Mean::Dtypes dtypes;
+  for (size_t i = 0; i < dtypes.size(); ++i) dtypes[i] = transport.averages(static_cast<at::ScalarType>(i));
+  return dtypes;
 }
 
 }  // namespace
@@ -35,6 +37,11 @@ Launcher::Launcher(std::shared_ptr<ProcessGroup> group, const Parameters& parame
 // ---- The plan
 
 void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& sparse) {
+  // An earlier attempt may have run out of memory.
+  buckets_.clear();
+  pending_.clear();
+  places_.assign(parameters_.size(), {});
+  for (const auto index : order) check_device(parameters_[index]);
   std::vector<PlanItem> items;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& tensor = parameters_[i].tensor;
@@ -62,7 +69,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
     }
   }
   launched_.reserve(buckets_.size());
-  memory_is_supplied_ = comm::generation_of(*group_)->transport->supplies_memory();
+  planned_for_ = comm::generation_number(*group_);
   timeline_.begin(buckets_.size());
 }
 
@@ -70,14 +77,33 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
 
 void Launcher::begin(int participants, bool takes_part) {
   generation_ = comm::generation_of(*group_);
-  mean_ = Mean(participants, generation_->world_size, generation_->transport.get(), &is_average_free);
+  mean_ = Mean(participants, generation_->world_size, free_averages(*generation_->transport));
   takes_part_ = takes_part;
-  // The last generation may have had no memory to give.
-  if (!memory_is_supplied_ && generation_->transport->supplies_memory()) {
-    for (auto& bucket : buckets_) bucket.move_to(*group_, parameters_);
-    memory_is_supplied_ = true;
-  }
+  if (planned_for_ != generation_->generation) follow_generation();
   timeline_.begin(buckets_.size());
+}
+
+// The last generation may have carried other devices, had no memory to give, or lost it in a failure.
+void Launcher::follow_generation() {
+  const auto& transport = *generation_->transport;
+  for (auto& bucket : buckets_) {
+    check_device(parameters_[bucket.members().front()]);
+    if (transport.supplies_memory() && !bucket.sparse() && !transport.supplied(bucket.flat())) {
+      bucket.move_to(*group_, parameters_);
+    }
+  }
+  planned_for_ = generation_->generation;
+}
+
+void Launcher::check_device(const Parameter& parameter) const {
+  const auto& group = *comm::generation_of(*group_);
+  const auto device = parameter.tensor.device();
+  if (group.transport->carries(device)) return;
+  throw UsageError(
+      base::compose({.what = fmt::format("gradients on {} cannot be averaged", device.str()),
+                     .where = fmt::format("rank {}/{}, '{}'", group.rank, group.world_size, parameter.name),
+                     .evidence = fmt::format("backend {} carries no tensors of this device", group.backend),
+                     .hint = "move the module to the CPU, or use a backend for its device"}));
 }
 
 // A hook divides by itself.
@@ -214,12 +240,18 @@ at::Tensor Launcher::wait_for(size_t index) {
 
 void Launcher::finish(const std::function<std::vector<bool>()>& used_anywhere) {
   const Timeline::Exposed exposed(timeline_);
-  start_sparse();
   std::vector<at::Tensor> sparse_averages(buckets_.size());
-  for (size_t index = 0; index < buckets_.size(); ++index) {
-    sparse_averages[index] = on_behalf_of(index, [&] { return wait_for(index); });
-    timeline_.finished(index);
-  }
+  const auto wait_for_all = [&](bool sparse) {
+    for (size_t index = 0; index < buckets_.size(); ++index) {
+      if (buckets_[index].sparse() != sparse) continue;
+      sparse_averages[index] = on_behalf_of(index, [&] { return wait_for(index); });
+      timeline_.finished(index);
+    }
+  };
+  // The dense ones first: a wait in the control channel advances none of them.
+  wait_for_all(false);
+  start_sparse();
+  wait_for_all(true);
   const auto used = used_anywhere();
   for (size_t index = 0; index < buckets_.size(); ++index) hand_out(index, sparse_averages[index], used);
 }

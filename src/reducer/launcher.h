@@ -67,6 +67,8 @@ class Launcher {
     std::optional<SparseExchange> sparse;
   };
 
+  void follow_generation();
+  void check_device(const Parameter& parameter) const;
   void launch(size_t index);
   void start_sparse();
   at::Tensor wait_for(size_t index);
@@ -88,8 +90,8 @@ class Launcher {
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;
   size_t last_dense_ = SIZE_MAX;
-  std::vector<size_t> pending_;     // places that each bucket waits for
-  bool memory_is_supplied_ = true;  // by a transport, of all buckets
+  std::vector<size_t> pending_;  // places that each bucket waits for
+  uint64_t planned_for_ = 0;     // the generation that the buckets fit
 
   // Of the pass under way.
   std::shared_ptr<ProcessGroup::Impl> generation_;

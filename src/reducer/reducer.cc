@@ -66,11 +66,6 @@ void Reducer::forget_pass() {
   tracker_.end_pass();
 }
 
-void Reducer::drop_pass() {
-  const std::lock_guard lock(mutex_);
-  forget_pass();
-}
-
 void Reducer::drop_interrupted_pass() {
   if (!tracker_.interrupted()) return;
   if (tracker_.pass()->sync) throw interrupted(*group_);
@@ -257,8 +252,12 @@ void Reducer::learn() {
   if (!seen.missing.empty()) throw got_none(seen.missing, false);
   if (seen.one_too_many) throw one_too_many(*group_, parameters_[*seen.one_too_many].name, false);
   const comm::Purpose purpose("DDP gradients, plan of the buckets");
-  const auto agreed = agree(*group_, tracker_.pass()->turn.leader, seen.learned);
+  plan(agree(*group_, tracker_.pass()->turn.leader, seen.learned));
+}
+
+void Reducer::plan(const Learned& agreed) {
   launcher_.plan(tracker_.adopt(agreed), agreed.sparse);
+  tracker_.set_learned();
 }
 
 // ---- Passes of others
@@ -267,16 +266,15 @@ void Reducer::shadow(Turn turn) {
   const std::lock_guard lock(mutex_);
   guarded([&] {
     const at::NoGradGuard no_grad;
-    if (!tracker_.learned()) {
-      const auto agreed = agree(*group_, turn.leader, tracker_.seen_nothing());
-      launcher_.plan(tracker_.adopt(agreed), agreed.sparse);
-    }
+    if (!tracker_.learned()) plan(agree(*group_, turn.leader, tracker_.seen_nothing()));
+    tracker_.end_shadow();  // what it has used before is of no account
     launcher_.begin(turn.participants, false);
     launcher_.add_nothing();
     launcher_.launch_full_buckets();
     launcher_.finish([this] { return used_anywhere(); });
   });
-  forget_pass();
+  launcher_.drop();
+  tracker_.end_shadow();
 }
 
 }  // namespace lockstep::reducer

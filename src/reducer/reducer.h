@@ -55,8 +55,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void expect(bool sync, Turn turn, std::vector<at::Tensor> outputs);
   // Takes part in a backward pass of the others, without gradients of its own.
   void shadow(Turn turn);
-  // Forgets the pass under way, if there is one. The group goes on.
-  void drop_pass();
 
   DdpStats stats() const { return launcher_.stats(); }
 
@@ -80,6 +78,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void settle_the_rest();
   std::vector<bool> used_anywhere();
   void learn();
+  void plan(const Learned& agreed);
   UsageError got_none(const std::vector<size_t>& missing, bool repeats) const;
   Flags requires_grad() const;
 

@@ -111,8 +111,11 @@ Tracker::Rest Tracker::settle_rest(const Flags& requires_grad) {
   return rest;
 }
 
-void Tracker::end_pass() {
-  const bool synchronised = pass_ && pass_->sync;
+void Tracker::end_pass() { clear(pass_ && pass_->sync); }
+
+void Tracker::end_shadow() { clear(true); }
+
+void Tracker::clear(bool synchronised) {
   pass_.reset();
   ready_order_.clear();
   for (auto& known : parameters_) {
@@ -156,8 +159,6 @@ std::vector<size_t> Tracker::adopt(const Learned& agreed) {
   for (const auto parameter : agreed.order) {
     if (parameters_[parameter].planned) planned.push_back(parameter);
   }
-  ready_order_.clear();
-  learned_ = true;
   return planned;
 }
 

@@ -97,6 +97,8 @@ class Tracker {
   // The pass is over, or is dropped. What passes that were not synchronised have left behind stays known
   // until the next synchronised one.
   void end_pass();
+  // A pass of the other ranks is over, in which this one had no gradients.
+  void end_shadow();
 
   // ---- The learning pass
 
@@ -112,6 +114,8 @@ class Tracker {
   Learned seen_nothing() const;
   // What all have seen is known from now on. Returns the parameters that get a place in the plan, in order.
   std::vector<size_t> adopt(const Learned& agreed);
+  // The plan is there.
+  void set_learned() { learned_ = true; }
 
   bool is_sparse(size_t parameter) const { return parameters_[parameter].sparse; }
   void set_sparse(size_t parameter) { parameters_[parameter].sparse = true; }
@@ -129,6 +133,7 @@ class Tracker {
     bool bystander = false;
   };
   Settled settle(size_t parameter, bool takes_part);
+  void clear(bool synchronised);
   std::optional<Flags> reach_of_open_forwards() const;
 
   const GraphPolicy policy_;

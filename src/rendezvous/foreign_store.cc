@@ -32,7 +32,9 @@ auto ForeignStore::within(Deadline deadline, Call call) const {
   const auto where = [&] { return fmt::format("rank {}, host {}", rank_, base::host_name()); };
   auto answer = base::run_aside([store = store_, call = std::move(call)]() mutable { return call(*store); });
   // Once stuck, always stuck: its connection is waiting for another answer.
-  if (stuck_ || answer.wait_for(deadline.remaining()) != std::future_status::ready) {
+  // The time for one answer is never shorter than this: a deadline that is over tells nothing of the store.
+  const auto patience = std::max<std::chrono::milliseconds>(deadline.remaining(), 1s);
+  if (stuck_ || answer.wait_for(patience) != std::future_status::ready) {
     stuck_ = true;
     throw TimeoutError(base::compose(
         {.what = "the store where the ranks meet does not answer",
@@ -97,7 +99,10 @@ bool ForeignStore::check(const Values& keys, Deadline deadline) {
 }
 
 bool ForeignStore::erase(const std::string& key, Deadline deadline) {
-  return within(deadline, [key](c10d::Store& store) { return store.deleteKey(key); });
+  const bool erased = within(deadline, [key](c10d::Store& store) { return store.deleteKey(key); });
+  const std::lock_guard lock(mutex_);
+  written_.erase(key);
+  return erased;
 }
 
 int64_t ForeignStore::count(Deadline deadline) {

@@ -80,7 +80,10 @@ void Arena::free(uint64_t offset) {
   const bool withdrawn = segment_->is_withdrawn(range);
   if (withdrawn || range.bytes >= kReturnedFrom) segment_->release_pages(range.offset, range.bytes);
   // A process that was stopped may still write to the file, which a new block there would see.
-  if (withdrawn) return;
+  if (withdrawn) {
+    segment_->forget_withdrawn(range);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   insert_free(range);
 }

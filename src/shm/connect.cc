@@ -86,10 +86,16 @@ Endpoint::Endpoint(const Endpoint& data, Lane lane)
       mine_in_other_lane_(words_in(*segment_, other(lane_), world_size_)),
       mesh_(data.mesh_) {}
 
-std::shared_ptr<Endpoint> Endpoint::control_lane_of(const Endpoint& data) {
-  std::shared_ptr<Endpoint> endpoint(new Endpoint(data, Lane::Control));
-  const Lock lock(endpoint->mutex_);
+std::shared_ptr<Endpoint> Endpoint::control_lane() {
+  const Lock lock(mutex_);
+  if (control_lane_) {
+    control_lane_->add_owner();
+    return control_lane_;
+  }
+  std::shared_ptr<Endpoint> endpoint(new Endpoint(*this, Lane::Control));
+  const Lock its_lock(endpoint->mutex_);
   endpoint->open();
+  control_lane_ = endpoint;
   return endpoint;
 }
 
@@ -141,6 +147,10 @@ void Endpoint::connect_in_background() {
 
 bool Endpoint::averages(c10::ScalarType dtype) const {
   return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+}
+
+bool Endpoint::supplied(const at::Tensor& tensor) const {
+  return memory_->segment().offset_of(tensor.data_ptr(), tensor.nbytes()).has_value();
 }
 
 at::Tensor Endpoint::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {

@@ -10,7 +10,7 @@ namespace lockstep::shm {
 
 class Control final : public comm::Control {
  public:
-  // `lane`: the control lane (Endpoint::control_lane_of).
+  // `lane`: the control lane (Endpoint::control_lane).
   explicit Control(std::shared_ptr<Endpoint> lane);
   ~Control() override;
 

@@ -46,8 +46,9 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   // The data lane. Publishes this rank's address; waits for nobody. `group` is the group's name in messages.
   Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::chrono::milliseconds timeout,
            std::string group);
-  // The control lane of the same group, when the data lane has connected.
-  static std::shared_ptr<Endpoint> control_lane_of(const Endpoint& data);
+  // Of a data lane that has connected: the control lane of the same group. The same one each time, since it
+  // counts the exchanges; each caller is an owner of it.
+  std::shared_ptr<Endpoint> control_lane();
   ~Endpoint() override;
 
   // One of the two, once. Both let calls begin when all ranks have connected.
@@ -69,6 +70,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   std::shared_ptr<Work::State> start(Request&& request) override;
   void fail(const Error& why) noexcept override { fail(std::string(why.kind()), why.what()); }
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override;
+  bool supplied(const at::Tensor& tensor) const override;
 
   // Begins the operation and waits for its end. Throws what went wrong.
   void run(Call& call);
@@ -199,6 +201,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   int owners_ = 1;
   bool retired_ = false;
   std::condition_variable background_;
+  std::shared_ptr<Endpoint> control_lane_;  // of the data lane, once it is asked for
 };
 
 }  // namespace lockstep::shm

@@ -391,6 +391,26 @@ void Segment::release_pages(uint64_t offset, size_t bytes) {
   }
 }
 
+std::vector<Segment::Range> Segment::without(const std::vector<Range>& ranges, Range gone) {
+  std::vector<Range> left;
+  for (const auto& range : ranges) {
+    const auto end = range.offset + range.bytes, gone_end = gone.offset + gone.bytes;
+    if (range.offset < std::min(end, gone.offset)) {
+      left.push_back({range.offset, std::min(end, gone.offset) - range.offset});
+    }
+    if (std::max(range.offset, gone_end) < end) {
+      left.push_back({std::max(range.offset, gone_end), end - std::max(range.offset, gone_end)});
+    }
+  }
+  return left;
+}
+
+void Segment::forget_withdrawn(Range range) {
+  const std::lock_guard lock(withdrawing_);
+  withdrawn_ = without(withdrawn_, range);
+  any_withdrawn_.store(!withdrawn_.empty(), std::memory_order_release);
+}
+
 bool Segment::is_withdrawn(Range range) const {
   const std::lock_guard lock(withdrawing_);
   return std::any_of(withdrawn_.begin(), withdrawn_.end(), [&](const Range& gone) {
@@ -403,13 +423,21 @@ void Segment::withdraw(Range range) {
   const uint64_t page = page_bytes();
   const uint64_t first = range.offset / page * page;
   const uint64_t last = (range.offset + range.bytes + page - 1) / page * page;
-  std::byte* const data = at(first, last - first);
+  // What was withdrawn before is private already, and the file has no bytes for it.
+  std::vector<Range> left = {{first, last - first}};
   {
     const std::lock_guard lock(withdrawing_);
-    withdrawn_.push_back({first, last - first});
+    for (const auto& gone : withdrawn_) left = without(left, gone);
+    withdrawn_.insert(withdrawn_.end(), left.begin(), left.end());
     any_withdrawn_.store(true, std::memory_order_release);
   }
-  if (!map_privately(data, {first, last - first})) {
+  for (const auto& part : left) take_away(part);
+}
+
+void Segment::take_away(Range range) {
+  const uint64_t first = range.offset, last = range.offset + range.bytes;
+  std::byte* const data = at(first, range.bytes);
+  if (!map_privately(data, range)) {
     base::log_warn(
         "shared memory of a failed group cannot be taken away from the other ranks ({}): one that "
         "was stopped may still write there",

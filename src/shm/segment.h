@@ -115,6 +115,8 @@ class Segment {
   // other processes write does not arrive here any more. What they read is undefined.
   void withdraw(Range range);
   bool is_withdrawn(Range range) const;  // any part of it
+  // Of a range whose addresses are not used any more.
+  void forget_withdrawn(Range range);
 
   size_t bytes_reserved() const;   // the size of the file
   size_t bytes_in_memory() const;  // what its pages occupy
@@ -144,6 +146,8 @@ class Segment {
   void learn_extents();
   std::byte* map(const Extent& extent) const;
   bool map_privately(std::byte* data, Range range) const;
+  void take_away(Range range);
+  static std::vector<Range> without(const std::vector<Range>& ranges, Range gone);
   void make_private(const Extent& extent, Range range) const;
   void become_picture();
 

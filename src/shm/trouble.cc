@@ -103,7 +103,8 @@ void Endpoint::look_into_other_lane() {
   const auto& call = *first_;
   // The background thread of the other lane may have noticed what the caller does not know yet.
   if (const auto& own = mine_in_other_lane_.failure; lane_ == Lane::Control && own.present.load() != 0) {
-    set_failure(own.kind, own.text);
+    look_for_the_dead();  // which knows whom to blame
+    if (!failure_) set_failure(own.kind, own.text);
     return;
   }
   for (int rank = 0; rank < world_size_; ++rank) {

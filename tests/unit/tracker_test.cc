@@ -84,6 +84,7 @@ struct Model {
     auto agreed = seen().learned;
     for (const auto parameter : elsewhere) agreed.used[parameter] = true;
     tracker.adopt(agreed);
+    tracker.set_learned();
     auto left = rest();
     end();
     return left;
@@ -115,6 +116,7 @@ TEST(LearningPass, LaunchesNothingBeforeItsEnd) {
     EXPECT_THAT(model.arrive({2, 1}), ElementsAre(Arrival::Counted, Arrival::Counted));
     EXPECT_FALSE(model.tracker.learned());
     model.tracker.adopt(model.seen().learned);
+    model.tracker.set_learned();
     EXPECT_TRUE(model.tracker.learned());
   }
 }
@@ -209,6 +211,7 @@ TEST(LearningPass, CountsWhatPassesBeforeItHaveLeftAsUsed) {
   EXPECT_FALSE(seen.one_too_many);
   EXPECT_EQ(seen.learned.used, Model::flags({0, 1, 2}));
   model.tracker.adopt(seen.learned);
+  model.tracker.set_learned();
   EXPECT_THAT(model.rest().settled, ElementsAre(takes_part(0), takes_part(1), takes_part(2)));
 }
 
@@ -233,6 +236,7 @@ TEST(LearningPass, TellsSparseGradients) {
   // Another rank has seen one more.
   learned.sparse[2] = true;
   model.tracker.adopt(learned);
+  model.tracker.set_learned();
   for (size_t i = 0; i < Model::kParameters; ++i) EXPECT_TRUE(model.tracker.is_sparse(i));
 }
 
@@ -245,6 +249,7 @@ TEST(LearningPass, PlansWhatTheRanksAgreeOn) {
     model.begin();
     model.arrive({2});
     EXPECT_EQ(model.tracker.adopt(agreed), policy.repeats_first_pass ? (Order{0, 2}) : (Order{1, 0, 2}));
+    model.tracker.set_learned();
   }
 }
 
@@ -623,6 +628,7 @@ TEST(Shadowing, TakesThePlanOfTheOthers) {
     Model model(policy);
     const Learned agreed = {.order = {1, 2, 0}, .sparse = Model::flags({0}), .used = Model::flags({0, 1, 2})};
     EXPECT_EQ(model.tracker.adopt(agreed), (Order{1, 2, 0}));
+    model.tracker.set_learned();
     model.end();
     EXPECT_TRUE(model.tracker.learned());
     EXPECT_TRUE(model.tracker.is_sparse(0));
@@ -636,6 +642,7 @@ TEST(Shadowing, ARankCountsInItsFirstPassOfItsOwn) {
   Model model(kStaticGraph);
   EXPECT_EQ(model.tracker.adopt({.order = {2, 1, 0}, .sparse = model.none, .used = Model::flags({1, 2})}),
             (Order{2, 1}));
+  model.tracker.set_learned();
   model.end();
 
   EXPECT_THAT(model.begin(), IsEmpty());
@@ -652,12 +659,14 @@ TEST(Shadowing, ARankCountsInItsFirstPassOfItsOwn) {
 TEST(Shadowing, ARankMustNotUseWhatTheOthersDidNot) {
   Model model(kStaticGraph);
   model.tracker.adopt({.order = {2, 1, 0}, .sparse = model.none, .used = Model::flags({1, 2})});
+  model.tracker.set_learned();
   EXPECT_THAT(model.pass({2, 1, 0}).one_too_many, Optional(0U));
 }
 
 TEST(Shadowing, AFrozenParameterStandsByWhileARankCounts) {
   Model model(kStaticGraph);
   model.tracker.adopt({.order = {2, 1, 0}, .sparse = model.none, .used = Model::flags({0, 1, 2})});
+  model.tracker.set_learned();
   model.requires_grad[1] = false;
   EXPECT_THAT(model.begin(), ElementsAre(stands_by(1)));
   EXPECT_THAT(model.arrive({2, 0}), ElementsAre(Arrival::Counted, Arrival::Counted));
