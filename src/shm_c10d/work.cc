@@ -34,7 +34,7 @@ c10::intrusive_ptr<Work> Work::start(std::shared_ptr<shm::Endpoint> endpoint, co
   work->first_.emplace(work->first_request_);
   work->request_.kind = work->first_request_.kind;
   work->call_.emplace(work->request_);
-  work->call_->before = &*work->first_;
+  work->call_->predecessor = &*work->first_;
   work->call_->prepare = std::move(second);
   work->start_call(timeout);
   return work;
@@ -167,8 +167,8 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     std::optional<shm::Endpoint::Clock::time_point> until;
     if (timeout.count() > 0) until = shm::Endpoint::Clock::now() + timeout;
     const auto waited = endpoint_->wait(operation(), until);
-    if (waited == shm::Endpoint::Waited::Interrupted) return false;
-    if (waited == shm::Endpoint::Waited::TimedOut) {
+    if (waited == shm::Endpoint::WaitResult::Interrupted) return false;
+    if (waited == shm::Endpoint::WaitResult::TimedOut) {
       throw TimeoutError(
           fmt::format("Timed out: a wait of {} ms ended before the call did, which goes on\nhint: "
                       "wait again, or longer",
