@@ -17,28 +17,28 @@ using ConstPointers = c10::SmallVector<const void*, 8>;
 constexpr size_t kLargestClaim = size_t{256} << 10;
 constexpr size_t kSmallestClaim = size_t{16} << 10;
 
-// Several for each rank, so that none waits long for another's last one.
+// Several chunks per rank, so that no rank waits long for another one's last chunk.
 size_t claim_bytes(const Board& board, size_t bytes) {
   const size_t share = bytes / (4 * static_cast<size_t>(board.world_size()));
   return std::clamp(share / 4096 * 4096, kSmallestClaim, kLargestClaim);
 }
 
-// The upper half of a claim's word; the lower one counts.
+// The upper half of a claim word; the lower half is the count.
 uint32_t tag_of(uint64_t number) { return static_cast<uint32_t>(number + 1); }
 uint64_t claim_word(uint64_t number, uint64_t count) { return uint64_t{tag_of(number)} << 32 | count; }
 
-// What it counts of this call.
+// The count, or 0 if the word belongs to another call.
 uint64_t count_in(uint64_t word, uint64_t number) {
   return word >> 32 == tag_of(number) ? word & UINT32_MAX : 0;
 }
 
-// Adds one to the count that belongs to this call, unless it has reached `limit`. Returns the count before.
+// Adds one to the count of this call, unless it has reached `limit`. Returns the previous count.
 uint64_t count_up(std::atomic<uint64_t>& word, uint64_t number, uint64_t limit) {
   uint64_t seen = word.load(std::memory_order_relaxed);
   for (;;) {
     const uint64_t count = count_in(seen, number);
     if (count >= limit) return count;
-    // Acquire and release: whoever counts last has seen what all before have written.
+    // Acquire and release: the rank that counts last sees what all earlier ranks have written.
     if (word.compare_exchange_weak(seen, claim_word(number, count + 1), std::memory_order_seq_cst))
       return count;
   }
@@ -108,10 +108,10 @@ bool step_claims(Board& board, Call& call, Effort effort) {
   const uint64_t share = effort == Effort::All ? chunks : (chunks + world - 1) / world;
   bool moved = false;
   Pointers tensors;
-  // Says who is to blame when a chunk is taken and never done.
+  // Identifies the rank that has claimed a chunk and not reduced it (late_ranks.h).
   auto& working = board.words(board.rank()).working.value;
   while (call.claimed < share && count_in(claims.taken.value.load(), call.number) < chunks) {
-    board.refuse_failed_peers();  // who has failed wants no more results
+    board.throw_if_peer_failed();  // its memory must not be written any more
     working.store(call.number + 1, std::memory_order_release);
     const uint64_t chunk = count_up(claims.taken.value, call.number, chunks);
     if (chunk >= chunks) break;

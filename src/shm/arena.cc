@@ -14,15 +14,15 @@ namespace lockstep::shm {
 namespace {
 
 constexpr size_t kSmallAlignment = 64;
-// Smaller ones are never registered in a call (layout.h), so no other process writes there; larger ones have
-// their pages for themselves, so that those can be withdrawn.
+// Smaller blocks are never registered in a call (layout.h), so no other process writes to them. Larger ones
+// do not share pages with others, so that their pages can be withdrawn.
 constexpr size_t kPageAlignedFrom = size_t{4} << 10;
-constexpr size_t kReturnedFrom = size_t{1} << 20;
-// Huge pages are taken when a block is allocated. Of one that is larger than this, somebody who has asked for
-// far too much by mistake should not pay with all memory of the machine.
+constexpr size_t kReleasedFrom = size_t{1} << 20;
+// Huge pages are committed when a block is allocated. With this limit, a request that is too large by mistake
+// does not commit all memory of the machine.
 constexpr size_t kHugePagesUpTo = size_t{1} << 30;
 constexpr size_t kSmallestExtent = size_t{4} << 20;
-// Far beyond any address space, and small enough that no rounding overflows.
+// Larger than any address space, and small enough that rounding cannot overflow.
 constexpr size_t kLargestBlock = size_t{1} << 62;
 
 constexpr size_t round_up(uint64_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -30,33 +30,34 @@ constexpr size_t round_up(uint64_t value, size_t unit) { return (value + unit - 
 }  // namespace
 
 Arena::Arena(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
-  if (!segment_->owner()) throw UsageError("memory is allocated in a rank's own segment only");
+  if (!segment_->owner()) throw UsageError("memory can be allocated in a rank's own segment only");
 }
 
 Arena::Block Arena::allocate(size_t bytes) {
   if (segment_->inherited()) {
-    throw UsageError(base::compose({.what = "a forked process cannot allocate memory of its parent's groups",
-                                    .hint = "make a group of its own in the child, after the fork"}));
+    throw UsageError(
+        base::compose({.what = "a forked process cannot allocate shared memory in the groups of its parent",
+                       .hint = "make a new group in the child, after the fork"}));
   }
   if (bytes > kLargestBlock) {
     throw SystemError(base::compose({.what = fmt::format("cannot allocate {} bytes of shared memory", bytes),
                                      .evidence = base::errno_text(ENOMEM)}));
   }
-  // Large blocks have their pages for themselves, so that they can be given back.
+  // Large blocks do not share pages with others, so that their pages can be returned.
   const size_t unit = bytes >= kPageAlignedFrom ? page_bytes() : kSmallAlignment;
   const size_t rounded = round_up(std::max<size_t>(bytes, 1), unit);
   const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : unit;
-  const auto range = claim(rounded, alignment);
+  const auto range = reserve(rounded, alignment);
   if (range.bytes <= kHugePagesUpTo) segment_->prefer_huge_pages(range.offset, range.bytes);
   return {.offset = range.offset, .data = segment_->at(range.offset, range.bytes), .bytes = bytes};
 }
 
-Arena::Range Arena::claim(size_t bytes, size_t alignment) {
+Arena::Range Arena::reserve(size_t bytes, size_t alignment) {
   const std::lock_guard lock(mutex_);
-  auto range = take(bytes, alignment);
+  auto range = take_free(bytes, alignment);
   if (!range) {
     grow(bytes, alignment);
-    range = take(bytes, alignment);
+    range = take_free(bytes, alignment);
   }
   used_.emplace(range->offset, range->bytes);
   in_use_ += range->bytes;
@@ -70,16 +71,16 @@ void Arena::free(uint64_t offset) {
     const std::lock_guard lock(mutex_);
     const auto found = used_.find(offset);
     if (found == used_.end()) {
-      throw UsageError(fmt::format("no shared memory is allocated at offset {}", offset));
+      throw UsageError(fmt::format("no block of shared memory starts at offset {}", offset));
     }
     range = {found->first, found->second};
     used_.erase(found);
     in_use_ -= range.bytes;
   }
-  // In neither list, so nobody gets a block whose pages are about to vanish; and nobody has to wait for it.
+  // Without the lock: the range is in neither list now, so no other thread can get it.
   const bool withdrawn = segment_->is_withdrawn(range);
-  if (withdrawn || range.bytes >= kReturnedFrom) segment_->release_pages(range.offset, range.bytes);
-  // A process that was stopped may still write to the file, which a new block there would see.
+  if (withdrawn || range.bytes >= kReleasedFrom) segment_->release_pages(range.offset, range.bytes);
+  // Not reused: a process that was stopped may still write to this part of the file.
   if (withdrawn) {
     segment_->forget_withdrawn(range);
     return;
@@ -95,8 +96,8 @@ size_t Arena::bytes_in_use() const {
   return in_use_;
 }
 
-// The smallest free range that will do.
-std::optional<Arena::Range> Arena::take(size_t bytes, size_t alignment) {
+// Takes the smallest free range that fits.
+std::optional<Arena::Range> Arena::take_free(size_t bytes, size_t alignment) {
   for (auto candidate = free_by_size_.lower_bound({bytes, 0}); candidate != free_by_size_.end();
        ++candidate) {
     const auto [length, offset] = *candidate;
@@ -112,7 +113,7 @@ std::optional<Arena::Range> Arena::take(size_t bytes, size_t alignment) {
 }
 
 void Arena::grow(size_t bytes, size_t alignment) {
-  // Extents begin with any page.
+  // Extents are aligned to pages only.
   const size_t needed =
       round_up(bytes, page_bytes()) + (alignment > page_bytes() ? alignment - page_bytes() : 0);
   size_t added = std::max({needed, 2 * last_extent_bytes_, kSmallestExtent});
@@ -121,7 +122,7 @@ void Arena::grow(size_t bytes, size_t alignment) {
     offset = segment_->add_extent(added);
   } catch (const SystemError&) {
     if (added == needed) throw;
-    added = needed;  // a limit may leave room for what is needed, if not for what would be good
+    added = needed;  // a limit may allow the smaller extent
     offset = segment_->add_extent(added);
   }
   last_extent_bytes_ = added;

@@ -1,4 +1,4 @@
-// The endpoint's background thread: advances calls that nobody waits for.
+// The endpoint's background thread: advances operations that no thread waits for.
 #include <pthread.h>
 #include <system_error>
 #include <thread>
@@ -15,21 +15,22 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How often the thread looks whether anybody advances what is under way. A call that is waited for at
-// once must not wake it, so it wakes by itself; after a while without any calls it rests until it is called.
+// How often the thread checks whether other threads advance the operations. It wakes on a timer, because an
+// operation that is waited for at once should not have to wake it. After some time without operations, it
+// sleeps until it is notified.
 constexpr auto kShortPause = 200us;
 constexpr auto kLongPause = 800us;
-constexpr int kPausesBeforeRest = 64;
-// How long it leaves calls to threads that come by. Then it naps as long, too: every time that it wakes it
-// takes the CPU from a thread that computes, its own rank's or another job's, and keeps the kernel from
-// giving that time to the rank that is waited for.
+constexpr int kPausesBeforeIdle = 64;
+// How long it leaves operations to threads that poll them. With inline progress, all its pauses are this
+// long: each time it wakes, it takes CPU time from a computing thread of its rank or of another job, and from
+// the rank that the others are waiting for.
 constexpr auto kInlinePause = 5ms;
 
 }  // namespace
 
-void Endpoint::need_background() {
+void Endpoint::ensure_background() {
   if (has_background_) {
-    if (background_rests_) background_.notify_all();
+    if (background_idle_) background_wakeup_.notify_all();
     return;
   }
   const auto run = [self = shared_from_this()] {
@@ -39,7 +40,7 @@ void Endpoint::need_background() {
       try {
         self->connect();
       } catch (const std::exception& error) {
-        base::log_debug("{}", error.what());  // kept: every call will throw it
+        base::log_debug("{}", error.what());  // stored by connect(): every call throws it
       }
       lock.lock();
     }
@@ -52,21 +53,22 @@ void Endpoint::need_background() {
     has_background_ = true;
   } catch (const std::system_error& error) {
     set_failure("SystemError",
-                base::compose({.what = "a thread for the calls that nobody waits for cannot be started",
+                base::compose({.what = "cannot start the background thread of a group",
                                .where = where(nullptr),
                                .evidence = error.what(),
                                .hint = "raise the limit of processes and threads (ulimit -u)"}));
   }
 }
 
-// Runs code of the user's. That may take any time and wait for other calls of this group, so another thread
-// takes over meanwhile, if there is anything to advance. False when it has.
+// Runs user code, which may take any time and may wait for other operations of this group. So another
+// background thread is started first if there is anything to advance. Returns false if that one continues
+// instead of this thread.
 bool Endpoint::conclude(Lock& lock) {
   while (!to_conclude_.empty()) {
     auto* completion = to_conclude_.front();
     to_conclude_.erase(to_conclude_.begin());
     has_background_ = false;
-    if (!idle() || !to_conclude_.empty()) need_background();
+    if (!idle() || !to_conclude_.empty()) ensure_background();
     lock.unlock();
     completion->conclude();
     lock.lock();
@@ -77,8 +79,8 @@ bool Endpoint::conclude(Lock& lock) {
 }
 
 void Endpoint::run_background(Lock& lock) {
-  const std::chrono::microseconds short_pause = inline_ ? kInlinePause : kShortPause;
-  const std::chrono::microseconds long_pause = inline_ ? kInlinePause : kLongPause;
+  const std::chrono::microseconds short_pause = inline_progress_ ? kInlinePause : kShortPause;
+  const std::chrono::microseconds long_pause = inline_progress_ ? kInlinePause : kLongPause;
   auto pause = short_pause;
   int pauses = 0;
   uint64_t seen = 0;
@@ -89,22 +91,22 @@ void Endpoint::run_background(Lock& lock) {
       has_background_ = false;
       return;
     }
-    if (!idle() && waiting_ == 0 && inline_ && visits_ != seen) {
-      seen = visits_;
-      background_.wait_for(lock, kInlinePause);
+    if (!idle() && waiting_ == 0 && inline_progress_ && polls_ != seen) {
+      seen = polls_;
+      background_wakeup_.wait_for(lock, kInlinePause);
     } else if (!idle() && waiting_ == 0) {
       pause = short_pause;
       if (progress()) continue;
       sleep(lock);
       pauses = 0;
-    } else if (pauses < kPausesBeforeRest || !idle()) {
-      background_.wait_for(lock, pause);
+    } else if (pauses < kPausesBeforeIdle || !idle()) {
+      background_wakeup_.wait_for(lock, pause);
       pause = std::min(2 * pause, long_pause);
       ++pauses;
     } else {
-      background_rests_ = true;
-      background_.wait(lock, [&] { return !idle() || retired_ || !to_conclude_.empty(); });
-      background_rests_ = false;
+      background_idle_ = true;
+      background_wakeup_.wait(lock, [&] { return !idle() || retired_ || !to_conclude_.empty(); });
+      background_idle_ = false;
       pause = short_pause;
       pauses = 0;
     }

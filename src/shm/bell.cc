@@ -10,7 +10,7 @@ namespace lockstep::shm {
 
 namespace {
 
-// The words are shared between processes, so none of the process-private forms.
+// The words are shared between processes, so FUTEX_PRIVATE_FLAG must not be set.
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
   ::syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);
 }

@@ -1,8 +1,8 @@
-// How a rank sleeps until another rank has news for it.
+// Lets a thread of a rank sleep until another rank has published something.
 //
-// The one with news writes it (sequentially consistent) and then rings; the one who waits says that it will
-// sleep, looks for news once more, and sleeps. Whichever came second sees the other: no news is slept
-// through.
+// The publisher writes its word (sequentially consistent) and then rings. The waiting thread registers as a
+// sleeper (sequentially consistent), checks the word again, and then sleeps. Whichever of the two is second
+// in the total order sees the other, so no wakeup is lost.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,10 @@
 
 namespace lockstep::shm {
 
-// Wakes whoever sleeps at this bell. One load when nobody does.
+// Wakes all threads that sleep on this bell. Costs one load if there are none.
 void ring(BellWords& bell);
 
-// From its construction to its end, this thread counts as a sleeper.
+// While this object exists, the thread is registered as a sleeper.
 class Sleep {
  public:
   explicit Sleep(BellWords& bell);
@@ -22,7 +22,7 @@ class Sleep {
   Sleep(const Sleep&) = delete;
   Sleep& operator=(const Sleep&) = delete;
 
-  // Returns when the bell has rung since the construction, after `longest`, or by accident.
+  // Returns when the bell has rung since construction, after `longest`, or spuriously.
   void until_rung(std::chrono::microseconds longest) const;
 
  private:
@@ -30,11 +30,11 @@ class Sleep {
   uint32_t before_;
 };
 
-// Between publishing with a plain store and looking for sleepers: makes the one visible before the other is
-// read.
+// Between a release store that publishes a word and the check for sleepers: the word is visible before the
+// sleepers are read.
 inline void full_fence() {
 #if defined(__SANITIZE_THREAD__)
-  // The thread sanitizer does not know fences; on the processors it runs on, this is one.
+  // The thread sanitizer does not support fences. On the processors that it supports, this is one.
   static std::atomic<int> word{0};
   word.fetch_add(1, std::memory_order_seq_cst);
 #else
@@ -42,7 +42,7 @@ inline void full_fence() {
 #endif
 }
 
-// For a moment of busy waiting.
+// One iteration of busy waiting.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

@@ -11,18 +11,18 @@ Board::Board(int rank, Lane lane, Segments segments, Segments memories, bool cro
       world_size_(static_cast<int>(segments.size())),
       segments_(std::move(segments)),
       memories_(std::move(memories)),
-      everybody_(segments_.size()),
+      all_ranks_(segments_.size()),
       crowded_(crowded) {
   for (const auto& segment : segments_) {
     bases_.push_back(segment->at(0, first_extent_bytes(world_size())) + lane_at(lane, world_size()));
   }
-  std::iota(everybody_.begin(), everybody_.end(), 0);
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
 }
 
-void Board::raise(Counter counter, uint64_t value) { raise(counter, value, everybody_); }
+void Board::raise(Counter counter, uint64_t value) { raise(counter, value, all_ranks_); }
 
 void Board::ring_all() const {
-  for (const int rank : everybody_) ring(rank);
+  for (const int rank : all_ranks_) ring(rank);
 }
 
 void Board::ring(int rank) const { shm::ring(words(rank).bell); }

@@ -1,6 +1,6 @@
 // This rank's view of the words and bytes that all ranks of a group share in one lane.
 //
-// Not thread-safe, except that ring_all() may be called by anybody; the endpoint's lock guards it.
+// Guarded by the endpoint's lock, except for ring_all(), which is thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace lockstep::shm {
 class Board {
  public:
   using Segments = std::vector<std::shared_ptr<Segment>>;
-  // `segments`: of each rank in this group. `memories`: of each rank's process.
+  // `segments`: each rank's segment in this group. `memories`: the memory of each rank's process.
   Board(int rank, Lane lane, Segments segments, Segments memories, bool crowded);
 
   int rank() const { return rank_; }
@@ -32,7 +32,7 @@ class Board {
   std::byte* staging(int rank, uint64_t round) const {
     return bases_[rank] + kStagingAt + round % kStagingSlots * chunk_bytes();
   }
-  // What `from` sends to `to`.
+  // Messages from `from` to `to`.
   Outbox& outbox(int from, int to) const { return reinterpret_cast<Outbox*>(bases_[from] + kOutboxesAt)[to]; }
 
   using Counter = Word RankWords::*;
@@ -50,22 +50,22 @@ class Board {
     for (int rank = 0; rank < world_size_; ++rank) least = std::min(least, read(counter, rank));
     return least;
   }
-  // Raises this rank's counter. Who sleeps until every rank (of `among`, if given) has reached some value is
-  // woken by the rank that is the last to do so, and by no other.
+  // Raises this rank's counter. Threads that sleep until every rank (of `among`, if given) has reached a
+  // value are woken only by the last rank to reach it.
   void raise(Counter counter, uint64_t value);
   template <class Ranks>
   void raise(Counter counter, uint64_t value, const Ranks& among) {
     auto& mine = (words(rank_).*counter).value;
     const auto before = mine.load(std::memory_order_relaxed);
     mine.store(value, std::memory_order_seq_cst);
-    if (!anybody_sleeps()) return;
+    if (!has_sleepers()) return;
     for (const int other : among) {
       if (read(counter, other) <= before) return;
     }
     ring_all();
   }
 
-  // Whether all ranks have come to this call.
+  // Whether all ranks have arrived at this call.
   bool all_arrived(uint64_t number) const {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (!has_arrived(rank, number)) return false;
@@ -76,14 +76,14 @@ class Board {
     return call(rank, number).call.number.load(std::memory_order_seq_cst) > number;
   }
 
-  // Throws FailedPeer if a rank has failed.
-  void refuse_failed_peers() const {
+  // Throws FailedPeer if any rank has published a failure.
+  void throw_if_peer_failed() const {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (words(rank).failure.present.load(std::memory_order_seq_cst) != 0) throw FailedPeer{rank};
     }
   }
 
-  bool anybody_sleeps() const {
+  bool has_sleepers() const {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (words(rank).bell.sleepers.load(std::memory_order_seq_cst) != 0) return true;
     }
@@ -98,7 +98,7 @@ class Board {
   Segments segments_;
   Segments memories_;
   std::vector<std::byte*> bases_;  // of each rank's lane
-  std::vector<int> everybody_;
+  std::vector<int> all_ranks_;
   bool crowded_;  // more ranks than CPUs
 };
 

@@ -51,9 +51,9 @@ Kernel kernel_for(c10::ScalarType dtype, ReduceOp op) {
   const auto element = element_of(dtype);
   if (const auto kernel = element ? find_kernel(*element, static_cast<Combine>(op)) : nullptr) return kernel;
   throw UsageError(base::compose(
-      {.what = fmt::format("this reduction of {} tensors has no meaning", c10::toString(dtype)),
-       .hint = "averages need floating-point or complex numbers, bit operations integers or truth values, "
-               "minimum and maximum numbers that have an order"}));
+      {.what = fmt::format("this reduction is not defined for {} tensors", c10::toString(dtype)),
+       .hint = "Avg needs a floating-point or complex dtype, bitwise operations an integer or Bool dtype, "
+               "Min and Max a dtype that is not complex"}));
 }
 
 }  // namespace lockstep::shm

@@ -16,31 +16,31 @@ using comm::Kind;
 using comm::Piece;
 using comm::Request;
 
-// How the engine carries out a call; all ranks choose the same.
-enum class Way : uint8_t {
-  Exchange,  // exchange.h: everybody reads what it takes
-  Claims,    // all_reduce.h: all memory is registered, so anybody can reduce any chunk for everybody
-  Parts      // all_reduce.h: each rank reduces its part of each staged chunk, then all read the parts
+// How the engine carries out a call. All ranks choose the same.
+enum class Algorithm : uint8_t {
+  Exchange,  // exchange.h: each rank reads what it takes
+  Claims,    // all_reduce.h: all memory is registered, so any rank can reduce any chunk for all ranks
+  Parts      // all_reduce.h: each rank reduces its part of each staged chunk; then all ranks read all parts
 };
 
-// How much of the work that any rank could do a thread takes on.
+// How many of the chunks that any rank can reduce a thread claims.
 enum class Effort : uint8_t {
-  OwnPart,  // its rank's part: it has something else to do, or the next rank would find all done
-  All       // as much as there is: it waits anyway
+  OwnPart,  // its rank's share: the caller has other work, and the other ranks should do theirs
+  All       // everything that is left: the caller waits anyway
 };
 
 enum class Stage : uint8_t {
   Queued,
-  Arrived,  // the others can see it
+  Arrived,  // visible to the other ranks
   Running,  // all ranks have arrived
   Finished  // this rank has done its part
 };
 
-// Throws UsageError where the operation means nothing for the dtype.
+// Throws UsageError if the operation is not defined for the dtype.
 Kernel kernel_for(c10::ScalarType dtype, ReduceOp op);
 
 struct Call : Operation {
-  // The request must stay until the call is complete.
+  // The request must outlive the call.
   explicit Call(Request& described)
       : request(described),
         kernel(comm::pattern_of(described.kind).reduces ? kernel_for(described.dtype, described.op)
@@ -50,27 +50,28 @@ struct Call : Operation {
 
   Request& request;
   const Kernel kernel;  // of kinds that reduce
-  // Set for a call whose request depends on the results of those before it: makes the request, once they are
-  // finished. Called with the endpoint's lock held. Until then `request` has the kind only.
+  // For a call whose request depends on the results of earlier calls: makes the request when those have
+  // finished. Called with the endpoint's lock held. Until then, only the kind of `request` is set.
   std::function<Request()> prepare;
-  // A call to be handed over together with this one, just before it.
-  Call* before = nullptr;
+  // A call to start together with this one, directly before it.
+  Call* predecessor = nullptr;
 
-  // The rest is the engine's.
+  // The rest is set by the engine.
   uint64_t number = 0;
-  uint64_t other_lane = 0;        // calls that this rank had made in the other lane before this one
-  bool knows_of_failure = false;  // set for exchanges of a group that has failed, as their callers know
+  uint64_t issued_in_other_lane = 0;  // calls that this rank had made in the other lane before this one
+  // Of an exchange on a group that has failed, if its caller knows that.
+  bool knows_of_failure = false;
   Stage stage = Stage::Queued;
-  Way way = Way::Exchange;
-  bool exposed = false;              // others read this rank's memory directly
-  bool reads_registered = false;     // this rank reads, or all write, memory that its owner could take back
-  c10::SmallVector<int, 8> stagers;  // the ranks whose bytes go through staging slots
-  bool takes_past_caches = false;    // see copy.h
-  size_t round_bytes = 0;            // of each piece, in one round
-  uint64_t first_round = 0;          // in the group's count
+  Algorithm algorithm = Algorithm::Exchange;
+  bool exposed = false;              // other ranks read this rank's registered memory
+  bool reads_registered = false;     // the call accesses registered memory, which a failed owner withdraws
+  c10::SmallVector<int, 8> stagers;  // ranks that send their bytes through staging slots
+  bool streams_results = false;      // with stream_bytes() (copy.h)
+  size_t round_bytes = 0;            // of each piece, per round
+  uint64_t first_round = 0;          // in the group's numbering
   uint64_t rounds = 0;
-  uint64_t staged = 0, reduced = 0, pulled = 0;  // rounds of this call that this rank has done
-  uint64_t claimed = 0;                          // chunks that this rank has claimed
+  uint64_t staged = 0, reduced = 0, pulled = 0;  // rounds of this call, by this rank
+  uint64_t claimed = 0;                          // chunks claimed by this rank
 
   Call* next = nullptr;  // in the endpoint's queue
 };

@@ -1,4 +1,4 @@
-// Makes an endpoint and connects it to those of the other ranks.
+// Creates an endpoint and connects it to those of the other ranks.
 #include <fmt/format.h>
 #include <set>
 #include <unistd.h>
@@ -21,10 +21,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a waiting rank keeps its core busy before it sleeps. Longer than the kernel takes to wake it.
+// How long a waiting thread spins before it sleeps. Longer than the kernel takes to wake it.
 constexpr auto kSpin = 100us;
 
-// How many CPUs the ranks may use together.
+// The number of CPUs that the ranks may use together.
 size_t cpus_of(const std::vector<Peer>& peers) {
   std::set<int> cpus;
   for (const auto& peer : peers) {
@@ -33,9 +33,9 @@ size_t cpus_of(const std::vector<Peer>& peers) {
   return cpus.size();
 }
 
-// Whether calls that nobody waits for are left to the threads that make them, which come by again (poll):
-// another thread would only take their CPU. LOCKSTEP_PROGRESS says otherwise.
-bool are_carried_on_inline(bool has_spare_cpus) {
+// Whether calls that no thread waits for are left to the threads that poll them. If there are no spare CPUs,
+// a background thread would only take CPU time from those. LOCKSTEP_PROGRESS overrides this.
+bool advances_inline(bool has_spare_cpus) {
   const auto wanted = base::env_string("LOCKSTEP_PROGRESS");
   if (wanted == "inline") return true;
   if (wanted == "thread") return false;
@@ -49,12 +49,13 @@ RankWords& words_in(Segment& segment, Lane lane, int world_size) {
   return *reinterpret_cast<RankWords*>(base + kWordsAt);
 }
 
-int checked_world(int rank, int world_size) {
+int checked_world_size(int rank, int world_size) {
   if (rank >= 0 && rank < world_size && world_size <= kMaxWorld) return world_size;
   throw UsageError(base::compose(
-      {.what = "a shared-memory group cannot be made",
+      {.what = "cannot make a shared-memory group",
        .evidence = "rank is " + std::to_string(rank) + ", world size is " + std::to_string(world_size),
-       .hint = "ranks go from 0 to world size - 1; one machine holds at most " + std::to_string(kMaxWorld)}));
+       .hint = "ranks go from 0 to world size - 1; a shared-memory group has at most " +
+               std::to_string(kMaxWorld) + " ranks"}));
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ int checked_world(int rank, int world_size) {
 Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                    std::chrono::milliseconds timeout, std::string group)
     : rank_(rank),
-      world_size_(checked_world(rank, world_size)),
+      world_size_(checked_world_size(rank, world_size)),
       timeout_(timeout),
       group_(std::move(group)),
       lane_(Lane::Data),
@@ -125,10 +126,10 @@ void Endpoint::open() {
     memories.push_back(peer.memory);
   }
   const auto cpus = cpus_of(mesh_->peers());
-  // More ranks than CPUs to run them on: then busy waiting only keeps the awaited one from running.
+  // With more ranks than CPUs, spinning would only keep the awaited rank from running.
   const bool crowded = mesh_->peers().size() > cpus;
   const auto spin = base::env_int("LOCKSTEP_SPIN_US", 0, 1000000);
-  inline_ = are_carried_on_inline(mesh_->peers().size() * at::get_num_threads() < cpus);
+  inline_progress_ = advances_inline(mesh_->peers().size() * at::get_num_threads() < cpus);
   spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
   other_lane_.emplace(rank_, other(lane_), segments, memories, crowded);
   board_.emplace(rank_, lane_, std::move(segments), std::move(memories), crowded);
@@ -142,7 +143,7 @@ void Endpoint::open() {
 
 void Endpoint::connect_in_background() {
   const Lock lock(mutex_);
-  need_background();
+  ensure_background();
 }
 
 bool Endpoint::averages(c10::ScalarType dtype) const {
@@ -156,7 +157,7 @@ bool Endpoint::supplied(const at::Tensor& tensor) const {
 at::Tensor Endpoint::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
   if (!options.device().is_cpu() || options.layout() != at::kStrided) return at::empty(sizes, options);
-  refuse_in_child();
+  throw_if_forked();
   const auto& arena = memory_;
   const auto block = arena->allocate(c10::multiply_integers(sizes) * c10::elementSize(dtype));
   return at::from_blob(
@@ -164,14 +165,14 @@ at::Tensor Endpoint::allocate(at::IntArrayRef sizes, const at::TensorOptions& op
       at::TensorOptions().dtype(dtype).requires_grad(options.requires_grad()));
 }
 
-void Endpoint::refuse_in_child() const {
+void Endpoint::throw_if_forked() const {
   if (!segment_->inherited()) return;
   throw UsageError(base::compose(
       {.what = "a forked process cannot use the groups of its parent",
        .where = where(nullptr),
-       .evidence = fmt::format("the group was made in process {}, this is its child {}",
+       .evidence = fmt::format("the group was made in process {}; this is its child, process {}",
                                mesh_->peers()[rank_].facts.pid, ::getpid()),
-       .hint = "communicate in the parent only, or make a group of its own in the child, after the fork"}));
+       .hint = "communicate in the parent only, or make a new group in the child, after the fork"}));
 }
 
 }  // namespace lockstep::shm

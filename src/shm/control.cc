@@ -13,10 +13,10 @@ namespace lockstep::shm {
 
 namespace {
 
-// What the first call of an exchange carries; most need no second one.
+// The size of the first call of an exchange. Most exchanges need only one.
 constexpr size_t kFirstBytes = 512;
 constexpr size_t kFirstPayload = kFirstBytes - sizeof(AgreementHeader);
-// What each of the others carries. Small enough to be part of the call.
+// The payload of each further call. Small enough to be inline.
 constexpr size_t kNextPayload = 7168;
 static_assert(sizeof(AgreementHeader) + kNextPayload <= kInlineBytes);
 
@@ -48,8 +48,9 @@ void Control::gather(std::string_view mine, std::string& all) {
   lane_->run(call);
 }
 
-// Every call begins with the label, which errors of other ranks name. The first says how many bytes each rank
-// has in all; those that did not fit into it follow in as many calls as the longest needs.
+// Every call starts with the label, which errors on other ranks print. The first call contains the total
+// number of bytes of each rank. Bytes that do not fit follow in further calls, as many as the longest
+// contribution needs.
 std::vector<std::string> Control::exchange_bytes(const char* label, std::string_view mine) {
   const auto header = header_of(label, mine.size());
   std::string message, all;

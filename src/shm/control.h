@@ -1,4 +1,4 @@
-// The control channel of a group on one machine: exchanges in the control lane of its segments.
+// The control channel of a group on one machine. Exchanges use the control lane of the segments.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class Control final : public comm::Control {
   std::vector<std::string> exchange_bytes(const char* label, std::string_view mine) override;
 
  private:
-  // Every rank's bytes, one after the other. As many of each.
+  // Concatenates the bytes of all ranks, in rank order. All ranks give the same number of bytes.
   void gather(std::string_view mine, std::string& all);
 
   const std::shared_ptr<Endpoint> lane_;

@@ -12,7 +12,7 @@
 namespace lockstep::shm {
 
 void copy_bytes(void* to, const void* from, size_t bytes) {
-  // With one source, every reduction is a copy.
+  // A reduction with one source is a copy.
   static const Kernel kernel = find_kernel(Element::UInt8, Combine::Bor);
   constexpr size_t kSmall = 256;
   if (to == from || bytes == 0) return;
@@ -27,8 +27,8 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 
 void stream_bytes(void* to, const void* from, size_t bytes) {
   constexpr size_t kLine = 64;
-  constexpr size_t kWorthIt = 4096;
-  if (bytes < kWorthIt) {
+  constexpr size_t kSmallestStreamed = 4096;
+  if (bytes < kSmallestStreamed) {
     copy_bytes(to, from, bytes);
     return;
   }
@@ -47,7 +47,7 @@ void stream_bytes(void* to, const void* from, size_t bytes) {
     }
   }
   std::memcpy(target + whole, source + whole, bytes - whole);
-  _mm_sfence();  // before the word that says that the bytes are there
+  _mm_sfence();  // non-temporal stores become visible before the word that publishes them
 }
 
 #else

@@ -5,13 +5,13 @@
 
 namespace lockstep::shm {
 
-// Plain vector loads and stores. The C library's memcpy turns to string instructions for large pieces, which
-// are several times slower on lines that another core has just read or written.
+// With plain vector loads and stores. For large sizes, the C library's memcpy uses string instructions, which
+// are several times slower on cache lines that another core has just read or written.
 void copy_bytes(void* to, const void* from, size_t bytes);
 
-// Past the caches, where ordinary stores would first fetch what they overwrite: from memory, when `to` is too
-// large to be in a cache (25 MiB: 1.2 ms instead of 2.0), or from another core that has just read it, which
-// cores that share no cache but the last do at a quarter of the speed.
+// With non-temporal stores. Ordinary stores would first fetch the lines that they overwrite: from memory, if
+// `to` is too large for a cache (25 MiB: 1.2 ms instead of 2.0), or from another core that has just read
+// them, at a quarter of the speed if the cores share only the last-level cache.
 void stream_bytes(void* to, const void* from, size_t bytes);
 
 }  // namespace lockstep::shm

@@ -25,28 +25,29 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Tries between two looks at the clock, with the lock held: a few microseconds.
-constexpr int kTries = 64;
-constexpr int kHastyTries = 3;  // the first ones, for news that is on its way
+// Attempts to advance between two reads of the clock, with the lock held: a few microseconds.
+constexpr int kTriesPerClockRead = 64;
+constexpr int kTriesWithoutPause = 3;  // the first ones, for words that are just being written
 
 }  // namespace
 
 // ---- Starting
 
-void Endpoint::refuse_if_failed() const {
+void Endpoint::throw_if_failed() const {
   if (failure_) std::rethrow_exception(failure_->error);
 }
 
 void Endpoint::enqueue(Call& call) {
-  // Written under the lock only, so there is no need for an atomic addition.
+  // Written under the lock only, so an atomic addition is not needed.
   call.number = next_number_.load(std::memory_order_relaxed);
   next_number_.store(call.number + 1, std::memory_order_relaxed);
   call.next = nullptr;
   (last_ != nullptr ? last_->next : first_) = &call;
   last_ = &call;
   if (to_arrive_ == nullptr) to_arrive_ = &call;
-  call.other_lane = mine_in_other_lane_.issued.value.load(std::memory_order_relaxed);
-  // Release: whoever sees it in the other lane's words sees it here (look_into_other_lane).
+  call.issued_in_other_lane = mine_in_other_lane_.issued.value.load(std::memory_order_relaxed);
+  // Release, paired with the acquire loads in check_other_lane(): a rank that sees a later call of this rank
+  // in the other lane also sees this one.
   mine_.issued.value.store(call.number + 1, std::memory_order_release);
 }
 
@@ -66,9 +67,9 @@ std::shared_ptr<Work::State> Endpoint::start(Request&& request) {
 }
 
 void Endpoint::run(Call& call) {
-  refuse_in_child();
+  throw_if_forked();
   Lock lock(mutex_);
-  refuse_if_failed();
+  throw_if_failed();
   enqueue(call);
   wait(lock, call, std::nullopt);
   lock.unlock();
@@ -76,9 +77,9 @@ void Endpoint::run(Call& call) {
 }
 
 void Endpoint::run(Message& message) {
-  refuse_in_child();
+  throw_if_forked();
   Lock lock(mutex_);
-  refuse_if_failed();
+  throw_if_failed();
   add(message);
   wait(lock, message, std::nullopt);
   lock.unlock();
@@ -86,19 +87,19 @@ void Endpoint::run(Message& message) {
 }
 
 void Endpoint::start(Call& call) {
-  refuse_in_child();
+  throw_if_forked();
   Lock lock(mutex_);
-  refuse_if_failed();
+  throw_if_failed();
   call.deadline = Clock::now() + (call.timeout.count() > 0 ? call.timeout : timeout_);
-  if (call.before != nullptr) {
-    call.before->timeout = call.timeout;
-    call.before->deadline = call.deadline;
-    enqueue(*call.before);
+  if (call.predecessor != nullptr) {
+    call.predecessor->timeout = call.timeout;
+    call.predecessor->deadline = call.deadline;
+    enqueue(*call.predecessor);
   }
   enqueue(call);
-  ++visits_;
+  ++polls_;
   progress(Effort::OwnPart);
-  if (!call.complete) need_background();
+  if (!call.complete) ensure_background();
   notify(lock);
 }
 
@@ -111,14 +112,14 @@ void Endpoint::add(Message& message) {
 }
 
 void Endpoint::start(Message& message) {
-  refuse_in_child();
+  throw_if_forked();
   Lock lock(mutex_);
-  refuse_if_failed();
+  throw_if_failed();
   message.deadline = Clock::now() + (message.timeout.count() > 0 ? message.timeout : timeout_);
   add(message);
-  ++visits_;
+  ++polls_;
   progress(Effort::OwnPart);
-  if (!message.complete) need_background();
+  if (!message.complete) ensure_background();
   notify(lock);
 }
 
@@ -148,8 +149,8 @@ void Endpoint::retire() {
   const Lock lock(mutex_);
   if (--owners_ > 0) return;
   retired_ = true;
-  cancelled_ = idle();  // a rank with calls under way may still meet the others
-  background_.notify_all();
+  cancelled_ = idle();  // with operations under way, connecting continues
+  background_wakeup_.notify_all();
 }
 
 // ---- Progress
@@ -159,7 +160,7 @@ bool Endpoint::progress(Effort effort) {
   try {
     bool moved = arrive();
     moved |= run_calls(effort);
-    if (arrived_since_ || finished_before_) announce();
+    if (arrived_since_ || finished_before_) wake_sleepers();
     if (!exposed_.empty()) moved |= release_exposed();
     if (messages_ && !messages_->idle()) {
       moved |= messages_->step(received_);
@@ -190,14 +191,14 @@ bool Endpoint::arrive() {
   bool moved = false;
   while (to_arrive_ != nullptr) {
     auto& call = *to_arrive_;
-    // A barrier says that all before it is done.
+    // A rank arrives at a barrier when all its earlier calls are complete.
     if (call.request.kind == Kind::Barrier && (&call != first_ || !exposed_.empty())) return moved;
     if (call.prepare) {
       if (&call != first_) return moved;
       call.request = call.prepare();
       call.prepare = nullptr;
     }
-    // The slot must not be read by anybody any more.
+    // The slot can be reused when all ranks have finished the call that used it before.
     if (call.number - all_finished_ >= kCallsInFlight) {
       all_finished_ = board_->least(&RankWords::finished);
       if (call.number - all_finished_ >= kCallsInFlight) return moved;
@@ -209,8 +210,8 @@ bool Endpoint::arrive() {
     slot.call.kind = static_cast<uint8_t>(call.request.kind);
     slot.call.dtype = static_cast<uint8_t>(call.request.dtype);
     slot.call.op = static_cast<uint8_t>(call.request.op);
-    // A full fence here would hold up the look at the others' slots until this one has been fetched from
-    // their caches; announce() makes up for it.
+    // Without a full fence, which would delay reading the other ranks' slots until this line has been fetched
+    // from their caches. wake_sleepers() has the fence.
     slot.call.number.store(call.number + 1, std::memory_order_release);
     call.stage = Stage::Arrived;
     if (!arrived_since_) arrived_since_ = call.number;
@@ -220,16 +221,16 @@ bool Endpoint::arrive() {
   return moved;
 }
 
-// Wakes those who sleep until all have arrived or finished somewhere, where this rank may have been the last:
-// one fence for both, before this thread waits or leaves.
-void Endpoint::announce() {
+// Wakes the threads that sleep until all ranks have arrived at a call or finished it, if this rank may have
+// been the last one. Runs before this thread waits or returns; one fence serves all calls.
+void Endpoint::wake_sleepers() {
   full_fence();
-  if (board_->anybody_sleeps()) {
-    // Nobody can sleep in a later call before all have come to the first.
-    const bool all_here = arrived_since_ && board_->all_arrived(*arrived_since_);
-    const bool all_through =
+  if (board_->has_sleepers()) {
+    // No thread sleeps for a later call before all ranks have arrived at the first one.
+    const bool all_arrived = arrived_since_ && board_->all_arrived(*arrived_since_);
+    const bool all_finished =
         finished_before_ && board_->all_reached(&RankWords::finished, *finished_before_ + 1);
-    if (all_here || all_through) board_->ring_all();
+    if (all_arrived || all_finished) board_->ring_all();
   }
   arrived_since_.reset();
   finished_before_.reset();
@@ -245,25 +246,25 @@ bool Endpoint::run_calls(Effort effort) {
       call.stage = Stage::Running;
       moved = true;
     }
-    switch (call.way) {
-      case Way::Exchange:
+    switch (call.algorithm) {
+      case Algorithm::Exchange:
         moved |= step_exchange(*board_, call);
         break;
-      case Way::Claims:
+      case Algorithm::Claims:
         moved |= step_claims(*board_, call, effort);
         break;
-      case Way::Parts:
+      case Algorithm::Parts:
         moved |= step_parts(*board_, call);
         break;
     }
     if (call.stage != Stage::Finished) return moved;
-    if (call.reads_registered) board_->refuse_failed_peers();
+    if (call.reads_registered) board_->throw_if_peer_failed();
     first_ = call.next;
     if (first_ == nullptr) last_ = nullptr;
     auto& finished = board_->words(rank_).finished.value;
     if (!finished_before_) finished_before_ = finished.load(std::memory_order_relaxed);
     finished.store(call.number + 1, std::memory_order_release);
-    // The next call will write there: have the line come back from the others' caches meanwhile.
+    // The next call writes there: fetch the line from the other ranks' caches in advance.
     __builtin_prefetch(&board_->call(rank_, call.number + 1), 1);
     if (call.exposed) {
       exposed_.push_back(&call);
@@ -291,7 +292,7 @@ void Endpoint::complete(Operation& operation, std::exception_ptr error) {
     operation.ended = Clock::now();
     to_notify_.push_back(operation.owner);
   }
-  ring(mine_.bell);  // another thread of this rank may sleep for it
+  ring(mine_.bell);  // another thread of this rank may be sleeping until it is complete
 }
 
 void Endpoint::notify(Lock& lock) {
@@ -306,19 +307,20 @@ void Endpoint::notify(Lock& lock) {
 void Endpoint::defer(Completion& completion) {
   const Lock lock(mutex_);
   to_conclude_.push_back(&completion);
-  need_background();
+  ensure_background();
 }
 
 // ---- Waiting
 
-Endpoint::Waited Endpoint::wait(Operation& operation, std::optional<Clock::time_point> until) {
-  refuse_in_child();
+Endpoint::WaitResult Endpoint::wait(Operation& operation, std::optional<Clock::time_point> until) {
+  throw_if_forked();
   Lock lock(mutex_);
   return wait(lock, operation, until);
 }
 
-Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<Clock::time_point> until) {
-  auto waited = Waited::Complete;
+Endpoint::WaitResult Endpoint::wait(Lock& lock, Operation& operation,
+                                    std::optional<Clock::time_point> until) {
+  auto waited = WaitResult::Complete;
   ++waiting_;
   constexpr Clock::time_point kUnset{};
   auto spin_until = kUnset;
@@ -330,8 +332,8 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
     }
     if (spin_.count() > 0) {
       bool moved = false;
-      for (int i = 0; i < kTries && !moved; ++i) {
-        if (i >= kHastyTries) relax();
+      for (int i = 0; i < kTriesPerClockRead && !moved; ++i) {
+        if (i >= kTriesWithoutPause) relax();
         moved = progress();
       }
       if (moved) {
@@ -341,7 +343,7 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
       const auto now = Clock::now();
       if (spin_until == kUnset) spin_until = now + spin_;
       if (now < spin_until) {
-        // Others of this rank get a chance.
+        // Gives other threads of this rank a chance to take the lock.
         lock.unlock();
         relax();
         lock.lock();
@@ -349,11 +351,11 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
       }
     }
     if (std::exchange(operation.interrupted, false)) {
-      waited = Waited::Interrupted;
+      waited = WaitResult::Interrupted;
       break;
     }
     if (until && Clock::now() >= *until) {
-      waited = Waited::TimedOut;
+      waited = WaitResult::TimedOut;
       break;
     }
     sleep(lock, until);
@@ -361,17 +363,17 @@ Endpoint::Waited Endpoint::wait(Lock& lock, Operation& operation, std::optional<
   }
   --waiting_;
   notify(lock);
-  // What others have under way is the background thread's again.
-  if (waiting_ == 0 && has_background_ && !idle()) background_.notify_all();
+  // The background thread takes over what other threads have started.
+  if (waiting_ == 0 && has_background_ && !idle()) background_wakeup_.notify_all();
   return waited;
 }
 
 bool Endpoint::poll(const Operation& operation) {
   if (segment_->inherited()) return operation.complete;
   Lock lock(mutex_);
-  ++visits_;
+  ++polls_;
   if (!operation.complete) progress(Effort::OwnPart);
-  // Read before the owner is told: it may let go of the operation then.
+  // Read before the owner is notified, because that may destroy the operation.
   const bool complete = operation.complete;
   notify(lock);
   return complete;

@@ -1,21 +1,20 @@
-// One rank's side of a group in shared memory: takes calls and messages, advances them, and waits for the
-// other ranks. It is the transport of lockstep's groups; its c10d face is in shm_c10d/.
+// One rank's side of a shared-memory group: starts calls and messages, advances them, and waits for the other
+// ranks. It is the transport of lockstep's groups. shm_c10d/ implements c10d's interface on top of it.
 //
-// A call that is started returns at once. It is advanced by whichever thread has time: the one that waits for
-// it, any other that waits at this endpoint, or, when nobody waits, the endpoint's own background thread,
-// which sleeps as long as others do the work. One lock guards everything; it is never held while asleep, nor
-// while a Completion runs.
+// start() does not block. An operation is advanced by the thread that waits for it, by any other thread that
+// waits at this endpoint, or, if none waits, by the endpoint's background thread, which sleeps while other
+// threads do the work. One lock guards everything. It is not held while a thread sleeps or a Completion runs.
 //
-// The first error is final: it is published to the other ranks, ends all calls under way, and is thrown by
-// every later call. Before that, memory of this rank that others may be writing to is withdrawn: when a call
-// has thrown, the caller's memory is the caller's.
+// The first error is final: it is published to the other ranks, fails all operations under way, and is thrown
+// by every later one. Before it is thrown, memory of this rank that others may be writing to is withdrawn, so
+// that no other process writes to the caller's memory afterwards.
 //
 // A group has two endpoints, one for each lane of its segments (layout.h): data, and the control channel.
-// They fail independently. A rank that waits in one lane while another rank has made a call in the other lane
-// instead gets a MismatchError.
+// They fail independently. If a rank waits in one lane, and another rank has made a call in the other lane
+// instead, the waiting rank gets a MismatchError.
 //
-// A forked child has a copy of the endpoint, with locks that nobody will release and without the threads.
-// There, calls throw UsageError, and everything else does nothing.
+// A forked child has a copy of the endpoint without its threads, and its lock may be held forever. There,
+// starting or waiting for an operation throws UsageError, and everything else does nothing.
 //
 // Thread-safe.
 #pragma once
@@ -43,17 +42,17 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The data lane. Publishes this rank's address; waits for nobody. `group` is the group's name in messages.
+  // The data lane. Publishes this rank's address; does not wait. `group` is the group's name in errors.
   Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::chrono::milliseconds timeout,
            std::string group);
-  // Of a data lane that has connected: the control lane of the same group. The same one each time, since it
-  // counts the exchanges; each caller is an owner of it.
+  // Of a connected data lane: the control lane of the same group. Always the same one, because it counts the
+  // exchanges. Each caller becomes an owner of it.
   std::shared_ptr<Endpoint> control_lane();
   ~Endpoint() override;
 
-  // One of the two, once. Both let calls begin when all ranks have connected.
-  void connect();                // in this thread; throws what went wrong
-  void connect_in_background();  // what goes wrong is the endpoint's first error
+  // Call one of the two, once. Operations advance when all ranks are connected.
+  void connect();                // in this thread; throws its errors
+  void connect_in_background();  // an error becomes the endpoint's first error
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -72,34 +71,34 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   bool supplied(const at::Tensor& tensor) const override;
 
-  // Begins the operation and waits for its end. Throws what went wrong.
+  // Starts the operation and waits until it is complete. Throws its error.
   void run(Call& call);
   void run(Message& message);
-  // Begins it. It must stay until it is complete. Throws the endpoint's first error if it had one.
+  // The operation must exist until it is complete. Throws the endpoint's first error if there is one.
   void start(Call& call);
   void start(Message& message);
-  enum class Waited { Complete, TimedOut, Interrupted };
-  // Does not throw the operation's error. `until`: when this wait ends, though the operation goes on.
-  Waited wait(Operation& operation, std::optional<Clock::time_point> until);
-  // Ends the wait for the operation, or the next one if there is none now. The operation goes on.
+  enum class WaitResult { Complete, TimedOut, Interrupted };
+  // Does not throw the operation's error. `until`: the end of this wait; the operation continues.
+  WaitResult wait(Operation& operation, std::optional<Clock::time_point> until);
+  // Ends the current wait for the operation, or else the next one. The operation continues.
   void interrupt(Operation& operation);
-  // Advances it a little; true when the operation is complete.
+  // Advances the operations without waiting. True if this one is complete.
   bool poll(const Operation& operation);
 
-  // Has conclude() called by the background thread.
+  // Makes the background thread call conclude().
   void defer(Completion& completion);
 
-  // Ends the communication of this lane with this error, on all ranks.
+  // Fails this lane with this error, on all ranks.
   void fail(const std::string& kind, const std::string& text) noexcept;
 
-  // An endpoint may have several owners; each retires from it once. After the last one nothing is started any
-  // more; what is under way goes on.
+  // An endpoint may have several owners; each calls retire() once. After the last one, no operation may be
+  // started. Those under way continue.
   void add_owner();
   void retire();
 
-  // The ranks that have not made this call.
+  // The ranks that have not arrived at this call.
   std::vector<int> absent(uint64_t number);
-  // The ranks that have ended.
+  // The ranks whose process has ended, or that have closed their connection.
   std::vector<int> ended();
 
  private:
@@ -110,52 +109,53 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   using Lock = std::unique_lock<std::mutex>;
 
   Endpoint(const Endpoint& data, Lane lane);
-  void refuse_in_child() const;
+  void throw_if_forked() const;
 
-  // All below: with the lock held.
+  // All functions below: with the lock held.
   void open();
   void enqueue(Call& call);
   void add(Message& message);
-  void refuse_if_failed() const;
+  void throw_if_failed() const;
   bool idle() const { return first_ == nullptr && exposed_.empty() && no_messages(); }
   bool no_messages() const { return waiting_messages_.empty() && (!messages_ || messages_->idle()); }
 
-  // Advances everything as far as it goes without waiting; true if anything moved.
+  // Advances everything as far as possible without waiting. True if anything advanced.
   bool progress(Effort effort = Effort::All);
   bool arrive();
-  void announce();
+  void wake_sleepers();
   bool run_calls(Effort effort);
   bool release_exposed();
   void complete(Operation& operation, std::exception_ptr error = nullptr);
 
-  Waited wait(Lock& lock, Operation& operation, std::optional<Clock::time_point> until);
-  // Tells the owners of what is complete, with the lock released meanwhile.
+  WaitResult wait(Lock& lock, Operation& operation, std::optional<Clock::time_point> until);
+  // Notifies the owners of complete operations. Releases the lock meanwhile.
   void notify(Lock& lock);
 
   // The background thread (background.cc).
-  void need_background();
+  void ensure_background();
   void run_background(Lock& lock);
   bool conclude(Lock& lock);
 
-  // Trouble (trouble.cc). Sleeps until there may be news, for a while at most; then looks for trouble.
+  // Failures (failures.cc). sleep() returns when another rank has published something, or after a short time,
+  // and then looks for errors.
   void sleep(Lock& lock, std::optional<Clock::time_point> until = std::nullopt);
-  void look_for_trouble();
-  void look_for_failures();
-  void look_into_other_lane();
-  void look_for_the_dead();
-  void look_for_the_late();
-  // `culprits`: the ranks that are the reason, if any are known.
+  void look_for_errors();
+  void look_for_failed_ranks();
+  void check_other_lane();
+  void look_for_ended_ranks();
+  void look_for_timeouts();
+  // `culprits`: the ranks that have caused the failure, if known.
   void set_failure(const std::string& kind, const std::string& text, const std::vector<int>& culprits = {});
   void adopt_failure(int rank, const RankWords& theirs);
   void publish_failure();
   const FailureWords* failure_of(int rank) const;
-  void withdraw_what_others_may_write();
+  void withdraw_writable_memory();
   std::string where(const Call* call) const;
   std::string description_of(const Call& call) const;
-  // The ranks that hold the call up, and where they are.
-  std::vector<int> holding_up(const Call& call) const;
-  std::string whereabouts(const Call& call) const;  // of those who hold it up; may be empty
-  std::string last_seen(int rank) const;            // the rank's last call, as far as this one can see
+  // The ranks that the call is waiting for.
+  std::vector<int> blocking_ranks(const Call& call) const;
+  std::string describe_blocking_ranks(const Call& call) const;  // may be empty
+  std::string describe_last_call(int rank) const;               // as visible to this rank
 
   const int rank_;
   const int world_size_;
@@ -163,45 +163,47 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   const std::string group_;
   const Lane lane_;
   const std::shared_ptr<Segment> segment_;
-  const std::shared_ptr<Arena> memory_;          // of the process
-  const std::shared_ptr<Arena> messages_arena_;  // of this rank's segment; null in the control lane
+  const std::shared_ptr<Arena> memory_;          // this process's memory
+  const std::shared_ptr<Arena> messages_arena_;  // in this rank's segment; null in the control lane
   RankWords& mine_;                              // this rank's words in this lane
   const RankWords& mine_in_other_lane_;
   const std::shared_ptr<Mesh> mesh_;
   std::atomic<bool> cancelled_{false};
 
   std::mutex mutex_;
-  std::optional<Board> board_;  // once all are connected
+  std::optional<Board> board_;  // when all ranks are connected
   std::optional<Board> other_lane_;
   std::optional<Messages> messages_;
-  std::vector<Message*> waiting_messages_;  // for the connection
+  std::vector<Message*> waiting_messages_;  // started before all ranks were connected
   std::chrono::microseconds spin_{0};
   std::optional<FirstError> failure_;
 
   std::atomic<uint64_t> next_number_{0};
   uint64_t next_round_ = 0;
-  uint64_t all_finished_ = 0;  // calls that all ranks are known to have finished
-  // Calls that this rank has not finished, oldest first; those from `to_arrive_` on have not arrived.
+  uint64_t all_finished_ = 0;  // calls that all ranks have finished, as last read
+  // A list of the calls that this rank has not finished, oldest first. Those from `to_arrive_` on are not
+  // visible to the other ranks yet.
   Call* first_ = nullptr;
   Call* last_ = nullptr;
   Call* to_arrive_ = nullptr;
-  // What announce() has to tell: the first call this rank has arrived at since, and how many it had finished.
+  // Since the last wake_sleepers(): the first call that this rank has arrived at, and how many it had
+  // finished before.
   std::optional<uint64_t> arrived_since_, finished_before_;
-  std::vector<Call*> exposed_;  // finished calls whose memory others may still read
+  std::vector<Call*> exposed_;  // finished calls whose memory other ranks may still read
   std::vector<Completion*> to_notify_;
   std::vector<Completion*> to_conclude_;
   std::vector<Operation*> received_;  // scratch of progress()
-  Clock::time_point last_look_{};
+  Clock::time_point last_check_{};
 
-  int waiting_ = 0;      // threads in wait()
-  uint64_t visits_ = 0;  // how often threads have come by and advanced the calls
-  bool inline_ = false;  // they do so often enough
+  int waiting_ = 0;               // threads in wait()
+  uint64_t polls_ = 0;            // calls of start() and poll()
+  bool inline_progress_ = false;  // operations are left to threads that poll
   bool has_background_ = false;
-  bool background_rests_ = false;  // until it is called
+  bool background_idle_ = false;  // sleeps until it is notified
   int owners_ = 1;
   bool retired_ = false;
-  std::condition_variable background_;
-  std::shared_ptr<Endpoint> control_lane_;  // of the data lane, once it is asked for
+  std::condition_variable background_wakeup_;
+  std::shared_ptr<Endpoint> control_lane_;  // of the data lane, once requested
 };
 
 }  // namespace lockstep::shm

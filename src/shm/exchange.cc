@@ -10,12 +10,12 @@ namespace lockstep::shm {
 
 namespace {
 
-// Too large for the cache of one core.
+// Larger than the cache of one core.
 constexpr size_t kLargeBytes = size_t{2} << 20;
-// Below, the words that ranks exchange in each round would cost more than working side by side gains.
+// In smaller rounds, the counters would cost more than overlapping the ranks' copies gains.
 constexpr size_t kSmallestRound = size_t{32} << 10;
 
-// All-to-all's calls begin with the bytes that go to each rank.
+// The inline data of an all-to-all starts with a table: the number of bytes for each rank.
 size_t table_bytes(const Board& board, Kind kind) {
   return kind == Kind::AllToAll ? board.world_size() * sizeof(uint64_t) : 0;
 }
@@ -24,7 +24,7 @@ const uint64_t* lengths_of(const Board& board, const Call& call, int giver) {
   return reinterpret_cast<const uint64_t*>(board.call(giver, call.number).bytes);
 }
 
-// Where, in what `giver` gives, the piece for this rank begins.
+// The offset of this rank's piece in the bytes of `giver`.
 size_t piece_offset(const Board& board, const Call& call, int giver) {
   const auto& request = call.request;
   if (!pattern_of(request.kind).personal) return 0;
@@ -39,8 +39,8 @@ bool is_stager(const Call& call, int rank) {
          std::find(call.stagers.begin(), call.stagers.end(), rank) != call.stagers.end();
 }
 
-// The bytes from `from` on of the piece that `giver` gives to this rank; of a staged one, only the current
-// round's are there.
+// The piece that `giver` gives to this rank, starting with byte `from`. Of a staged piece, only the bytes of
+// the current round are available.
 const std::byte* source(const Board& board, const Call& call, int giver, size_t from) {
   const auto& request = call.request;
   const bool personal = pattern_of(request.kind).personal;
@@ -65,12 +65,12 @@ void reduce_into(const Call& call, std::byte* target, c10::SmallVector<const voi
   const auto& request = call.request;
   const int world = static_cast<int>(sources.size());
   const size_t element = c10::elementSize(request.dtype);
-  if (!call.takes_past_caches) {
+  if (!call.streams_results) {
     void* const result = target;
     call.kernel(&result, 1, sources.data(), world, bytes / element, world);
     return;
   }
-  // By way of a buffer that stays in the nearest cache: kernels know ordinary stores only.
+  // Kernels have ordinary stores only, so they write to a buffer that stays in the L1 cache.
   alignas(64) std::byte buffer[8192];
   void* const result = buffer;
   for (size_t done = 0; done < bytes;) {
@@ -82,7 +82,7 @@ void reduce_into(const Call& call, std::byte* target, c10::SmallVector<const voi
   }
 }
 
-// Reads the bytes [from, to) of every piece; `to` is cut to each piece's length.
+// Reads the bytes [from, to) of every piece; `to` is limited to the length of the piece.
 void take(const Board& board, const Call& call, size_t from, size_t to) {
   const auto& request = call.request;
   const int world = board.world_size();
@@ -95,14 +95,14 @@ void take(const Board& board, const Call& call, size_t from, size_t to) {
     reduce_into(call, target.data + from, sources, to - from);
     return;
   }
-  // Each rank begins with its neighbour, so that not all read the same memory at once.
+  // Each rank starts with the next rank, so that not all read the same memory at once.
   for (int step = 0; step < world; ++step) {
     const int giver = (board.rank() + 1 + step) % world;
     if (!is_giver(request, giver)) continue;
     const auto& target = request.take[request.take.size() == 1 ? 0 : giver];
     const size_t end = std::min(to, target.bytes);
     if (from >= end) continue;
-    const auto copy = call.takes_past_caches ? stream_bytes : copy_bytes;
+    const auto copy = call.streams_results ? stream_bytes : copy_bytes;
     copy(target.data + from, source(board, call, giver, from), end - from);
   }
 }
@@ -114,7 +114,7 @@ bool pull_next(Board& board, Call& call) {
     ++call.pulled;
     return true;
   }
-  // One's own chunk, too, must be in its slot before the result overwrites it.
+  // This rank's own chunk must be staged, too, before the result overwrites it.
   for (const int giver : call.stagers) {
     if (board.read(&RankWords::staged, giver) <= round) return false;
   }
@@ -184,8 +184,8 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
     if (words.where != Where::Registered) all_registered = false;
     if (words.where == Where::Registered || words.where == Where::Staged) any_large = true;
     if (words.where == Where::Registered) call.reads_registered = true;
-    // An all-reduce overwrites what it gives: memory of one rank must not be read by another at its own pace,
-    // unless all of it is reduced in one go (Way::Claims).
+    // An all-reduce overwrites its input, so a rank cannot read another one's registered memory at any time.
+    // The bytes are staged, unless one rank reads and writes the whole chunk (Algorithm::Claims).
     const bool staged =
         words.where == Where::Staged || (request.kind == Kind::AllReduce && words.where == Where::Registered);
     if (!staged) continue;
@@ -193,20 +193,20 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
     largest_staged = std::max<size_t>(largest_staged, words.largest);
   }
   if (request.kind == Kind::AllReduce && any_large && all_registered) {
-    call.way = Way::Claims;
+    call.algorithm = Algorithm::Claims;
     call.stagers.clear();
     return;
   }
   call.exposed = board.call(board.rank(), call.number).call.where == Where::Registered &&
                  request.kind != Kind::AllReduce;
-  // What is taken over it was read before, so it is in the cache.
+  // A result that overwrites the input was just read, so it is in the cache.
   const bool in_place = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   size_t taken = 0;
   for (const auto& piece : request.take) taken += piece.bytes;
-  call.takes_past_caches = !in_place && taken >= kLargeBytes;
+  call.streams_results = !in_place && taken >= kLargeBytes;
   if (call.stagers.empty()) return;
-  if (request.kind == Kind::AllReduce && board.world_size() > 2) call.way = Way::Parts;
-  // A round for each of several slots, so that one rank can write while another reads.
+  if (request.kind == Kind::AllReduce && board.world_size() > 2) call.algorithm = Algorithm::Parts;
+  // At least four rounds if the size allows it, so that one rank can write while another reads.
   const size_t share = largest_staged / 4 / 4096 * 4096;
   const size_t room = personal ? board.chunk_bytes() / board.world_size() / 64 * 64 : board.chunk_bytes();
   call.round_bytes = std::min(std::max(share, kSmallestRound), room);
@@ -224,7 +224,7 @@ bool stage_next(Board& board, Call& call) {
   const size_t from = call.staged * call.round_bytes;
   const auto& pieces = call.request.give;
   for (size_t i = 0; i < pieces.size(); ++i, slot += call.round_bytes) {
-    // What a rank gives to itself nobody else reads.
+    // No other rank reads the piece that a rank gives to itself.
     if (pieces.size() > 1 && static_cast<int>(i) == board.rank()) continue;
     stream_bytes(slot, pieces[i].data + from, staged_bytes(call, pieces[i].bytes, call.staged));
   }
@@ -237,7 +237,7 @@ bool step_exchange(Board& board, Call& call) {
   const bool stages = is_stager(call, board.rank());
   const bool takes = is_taker(call.request, board.rank()) && call.request.kind != Kind::Barrier;
   const uint64_t passes = takes ? std::max<uint64_t>(call.rounds, 1) : 0;
-  // Whoever has nothing to put or nothing to read is through with all rounds at once.
+  // A rank that stages nothing, or takes nothing, has finished that part of all rounds at once.
   if (!takes && call.pulled == 0 && call.rounds != 0) {
     call.pulled = call.rounds;
     board.raise(&RankWords::pulled, call.first_round + call.rounds);

@@ -1,8 +1,8 @@
-// Carries out every collective in which each rank reads what it takes from where the others have put it.
+// Carries out calls in which each rank reads the bytes that it takes from the memory of the givers.
 //
-// Small pieces travel in the call itself; registered ones are read where they are; the rest goes in rounds
-// through the givers' staging slots. In round t a giver puts the next round_bytes of each piece into slot
-// t % kStagingSlots, when everybody has read what was there before, and says so by raising `staged`; a taker
+// Small pieces are inline, in the call slot. Registered pieces are read in place. All others are sent in
+// rounds through the givers' staging slots. In round t, a giver copies the next round_bytes of each piece
+// into slot t % kStagingSlots, when all ranks have read its previous contents, and raises `staged`. A taker
 // reads the round when all givers have staged it, and raises `pulled`.
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace lockstep::shm {
 
-// Where this rank's bytes for the call will be; writes the small ones into the call's slot. Before arrival.
+// Before arrival: chooses where this rank's bytes for the call are. Copies small ones into the call slot.
 Where expose(Board& board, const Call& call, CallSlot& slot);
 
-// When all ranks have arrived: fixes ways and rounds. `next_round` is the group's count of rounds, which this
-// moves on by the same number on all ranks. Throws Disagreement when the calls do not fit together.
+// When all ranks have arrived: chooses the algorithm and the rounds. `next_round` is the group's number of
+// rounds so far; it is raised by the same number on all ranks. Throws Disagreement if the calls differ.
 void begin(Board& board, Call& call, uint64_t& next_round);
 
-// Does what can be done now, without waiting; true if that was anything. Ends with Stage::Finished.
+// Advances the call as far as possible without waiting, in the end to Stage::Finished. True if it advanced.
 bool step_exchange(Board& board, Call& call);
 
-// Copies the next round of this rank's pieces into its staging slot, if the slot is free; true if it was.
+// Copies the next round of this rank's pieces into its staging slot, if the slot is free. True if it was.
 bool stage_next(Board& board, Call& call);
 
 }  // namespace lockstep::shm

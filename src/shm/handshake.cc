@@ -25,13 +25,13 @@ Received receive_handshake(const base::Fd& socket) {
   ssize_t length = 0;
   do {
     length = ::recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    // A reset is told once and may stand before a last message.
+    // A reset is reported once, and a packet may follow it.
   } while (length < 0 && (errno == EINTR || errno == ECONNRESET));
   if (length <= 0) {
-    received.what = length < 0 && errno == EAGAIN ? What::Nothing : What::End;
+    received.what = length < 0 && errno == EAGAIN ? What::Nothing : What::Closed;
     return received;
   }
-  // Everything that came must be owned before anything is judged: there may be more than was asked for.
+  // All received descriptors need an owner before any check, because there may be more than expected.
   std::vector<base::Fd> descriptors;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -45,7 +45,7 @@ Received receive_handshake(const base::Fd& socket) {
   const bool lost_some = descriptors.size() < kDescriptors && cut;
   const bool well_formed = length == sizeof received.handshake && (message.msg_flags & MSG_TRUNC) == 0 &&
                            ((descriptors.size() == kDescriptors && !cut) || lost_some);
-  received.what = well_formed ? What::Handshake : What::Nonsense;
+  received.what = well_formed ? What::Handshake : What::Malformed;
   if (well_formed && !lost_some) {
     received.segment = std::move(descriptors[0]);
     received.memory = std::move(descriptors[1]);

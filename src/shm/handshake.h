@@ -1,7 +1,7 @@
-// What two ranks say to each other over a new Unix socket (SOCK_SEQPACKET). A handshake is one message and
-// carries two descriptors: the sender's segment in this group, and the memory of its process.
+// The first packet in each direction over a new Unix socket (SOCK_SEQPACKET) between two ranks. It carries
+// two descriptors: the sender's segment in this group, and the memory of its process.
 //
-// Thread-safety: functions without state; one thread at a time for each socket. None of them waits.
+// Thread-safety: one thread at a time per socket. No function blocks.
 #pragma once
 
 #include <array>
@@ -15,34 +15,33 @@
 
 namespace lockstep::shm {
 
-inline constexpr size_t kTokenLetters = 32;  // base::make_nonce() makes as many
+inline constexpr size_t kTokenBytes = 32;  // as base::make_nonce() returns
 inline constexpr std::array<char, 8> kHandshakeMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
 
-// Goes over a new connection in both directions, with the sender's descriptors. The token is that of the rank
-// that listens: to know it proves that the other one is of this group.
+// The token is that of the listening rank, in both directions. A process that knows it belongs to this group.
 struct Handshake {
   std::array<char, 8> magic = kHandshakeMagic;
   uint32_t layout_version = kLayoutVersion;
   int32_t rank = 0;
-  std::array<char, kTokenLetters> token = {};
+  std::array<char, kTokenBytes> token = {};
 
-  bool proves(std::string_view expected) const {
+  bool matches(std::string_view expected) const {
     return magic == kHandshakeMagic && layout_version == kLayoutVersion &&
            std::string_view(token.data(), token.size()) == expected;
   }
 };
 
 struct Received {
-  enum class What { Nothing, Handshake, Nonsense, End };
+  enum class What { Nothing, Handshake, Malformed, Closed };
   What what = What::Nothing;
   Handshake handshake = {};
-  // Empty when they were lost on the way because this process may open no more.
+  // Empty if the kernel dropped them because this process has too many open files.
   base::Fd segment = {};
   base::Fd memory = {};
 };
 
 Received receive_handshake(const base::Fd& socket);
-// Returns 0 or the error.
+// Returns 0 or an errno.
 int send_handshake(const base::Fd& socket, Handshake handshake, int segment, int memory);
 
 }  // namespace lockstep::shm

@@ -1,10 +1,10 @@
-// Vectors and lanes of the kernels (kernels_impl.h): how the elements of each type lie in memory, and how
-// they are computed in registers. Compiled once for each instruction set; the trap that kernels_impl.h
-// describes applies here too.
+// Vectors and lanes of the kernels (kernels_impl.h): how the elements of each type are stored in memory, and
+// how they are computed in registers. Compiled once for each instruction set; the warning about linkage in
+// kernels_impl.h applies here, too.
 //
 // A lane describes an element type:
-//   Packed            one register of elements, as they lie in memory
-//   Scalar, kParts    the type in which they are computed, and the number of registers for it
+//   Packed            one register of elements, as stored in memory
+//   Scalar, kParts    the type in which they are computed, and the number of registers that this needs
 //   widen(), narrow() convert from Packed to these registers and back
 // Complex numbers have no lane of their own: they are pairs of Floating elements.
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kRegisterBytes = LOCKSTEP_KERNELS_WIDTH;
 
-// The compiler's vector types: arithmetic, comparison and ?: apply to each lane.
+// The compiler's vector types: arithmetic, comparison and ?: are element-wise.
 template <class T>
 struct VectorOf {
   typedef T Type __attribute__((vector_size(kRegisterBytes)));
@@ -68,7 +68,7 @@ struct Floating : Integer<T> {
 };
 
 // Pairs of elements, as 32-bit words. The lower halves become one vector of floats and the upper halves
-// another, so no data moves between lanes.
+// another, so no data crosses vector lanes.
 struct BFloat16 {
   using Packed = Words;
   using Scalar = float;
@@ -99,8 +99,8 @@ BFloat16::Packed BFloat16::narrow(Parts<float, 2> value) {
   return (rounded[0] >> 16) | (rounded[1] & kUpper);
 }
 #else
-// Rounds all elements at once: first the upper halves of the floats (`keep`) and the lower ones (`lose`) are
-// collected in one vector each.
+// Rounds all elements at once. First, the upper halves of the floats (`kept`) and the lower ones (`dropped`)
+// are collected in one vector each.
 BFloat16::Packed BFloat16::narrow(Parts<float, 2> value) {
   using Shorts = Vector<uint16_t>;
 #if defined(__AVX2__)
@@ -109,7 +109,7 @@ BFloat16::Packed BFloat16::narrow(Parts<float, 2> value) {
 #elif defined(__SSE2__)
   const bool nan = _mm_movemask_ps(_mm_cmpunord_ps(__m128(value.part[0]), __m128(value.part[1]))) != 0;
 #else
-  const bool nan = true;  // not known: there may be one
+  const bool nan = true;  // unknown: there may be one
 #endif
   if (nan) [[unlikely]] {
     for (auto& part : value.part) part = with_one_nan<float>(part);
@@ -117,17 +117,17 @@ BFloat16::Packed BFloat16::narrow(Parts<float, 2> value) {
   const auto lower = bits<Words>(value.part[0]);
   const auto upper = bits<Words>(value.part[1]);
 #if defined(__AVX2__)
-  const auto keep = bits<Shorts>(_mm256_blend_epi16(__m256i(lower >> 16), __m256i(upper), 0xaa));
-  const auto lose = bits<Shorts>(_mm256_blend_epi16(__m256i(lower), __m256i(upper << 16), 0xaa));
+  const auto kept = bits<Shorts>(_mm256_blend_epi16(__m256i(lower >> 16), __m256i(upper), 0xaa));
+  const auto dropped = bits<Shorts>(_mm256_blend_epi16(__m256i(lower), __m256i(upper << 16), 0xaa));
 #else
-  const auto keep = bits<Shorts>((lower >> 16) | (upper & kUpper));
-  const auto lose = bits<Shorts>((lower & ~kUpper) | (upper << 16));
+  const auto kept = bits<Shorts>((lower >> 16) | (upper & kUpper));
+  const auto dropped = bits<Shorts>((lower & ~kUpper) | (upper << 16));
 #endif
-  // Rounds up if more than one half (0x8000) is lost. If the last kept bit is odd, `keep & 1` lifts a tie
+  // Rounds up if more than one half (0x8000) is dropped. If the last kept bit is odd, `kept & 1` lifts a tie
   // above one half. SSE2 compares signed numbers only: a value is more than 0x8000 if its negation is
   // positive.
-  const auto up = bits<Vector<int16_t>>(-(lose | (keep & 1))) > 0;
-  return bits<Words>(keep - bits<Shorts>(up));
+  const auto up = bits<Vector<int16_t>>(-(dropped | (kept & 1))) > 0;
+  return bits<Words>(kept - bits<Shorts>(up));
 }
 #endif
 

@@ -10,15 +10,15 @@ namespace lockstep::shm {
 namespace {
 
 #if defined(__x86_64__)
-// Not every compiler's builtin knows this one.
+// Not every compiler's __builtin_cpu_supports() accepts "f16c".
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 #endif
 
-// The exact features that kernels_avx2.cc and kernels_avx512.cc are compiled for. The builtin also asks
-// whether the operating system saves the wide registers.
+// Checks for exactly the features that kernels_avx2.cc and kernels_avx512.cc are compiled for. The builtin
+// also checks whether the operating system saves the wide registers.
 Isa detect_isa() {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2") || !has_f16c()) return Isa::Plain;

@@ -1,4 +1,4 @@
-// The kernels for AVX2 with F16C. Compiled for exactly these; kernels.cc asks the CPU for them.
+// The kernels for AVX2 with F16C. Compiled for exactly these features; kernels.cc checks for them.
 #if defined(__x86_64__)
 #if !defined(__AVX2__) || !defined(__F16C__)
 #error "compile this file with -mavx2 -mf16c"

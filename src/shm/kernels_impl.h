@@ -3,10 +3,10 @@
 // defines the namespace of the kernels and the number of bytes in a vector register. kernel_lanes.h has the
 // element types.
 //
-// The trap: a function that is compiled here for AVX and has external linkage (for example a template or an
-// inline function of std) may be the copy that the linker keeps for the whole program. The program would then
-// crash on CPUs without AVX. So everything except find() has internal linkage, and no function of std is
-// called.
+// Warning about linkage: a function that is compiled here for AVX and has external linkage (for example a
+// template or an inline function of std) may be the copy that the linker keeps for the whole program. The
+// program would then crash on CPUs without AVX. So everything except find() has internal linkage, and no
+// function of std is called.
 //
 // A kernel processes its buffers register by register. The accumulators of a piece stay in registers from the
 // first source to the last destination. Nothing is stored before everything has been loaded, so a destination
@@ -88,7 +88,7 @@ struct Divide {
   T divisor;
 };
 
-// ---- The walk ----
+// ---- The loops ----
 
 struct Buffers {
   void* const* dst;

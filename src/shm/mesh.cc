@@ -30,9 +30,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How many ranks that are not there yet are asked for in one pass: the store serves all ranks.
-constexpr int kVainLooks = 4;
-constexpr int kStrangersAtOnce = 64;
+// After this many ranks without an address, a pass stops reading: the store serves all ranks.
+constexpr int kMissesPerPass = 4;
+// Connections of other processes that are accepted in one pass, in addition to those of the ranks.
+constexpr int kExtraConnections = 64;
 
 std::string where_is(int rank, int world_size) {
   return fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name());
@@ -40,35 +41,36 @@ std::string where_is(int rank, int world_size) {
 
 }  // namespace
 
-// One run of connect(). It never waits for one peer alone: it goes round, does whatever can be done now, and
-// sleeps until something can change. A pair is complete for a rank when it has read the other's address,
-// has the other's memfd, and has handed its own over.
-class Mesh::Meeting {
+// One run of connect(). It never waits for a single peer: each pass does everything that is possible now, and
+// then sleeps until something may have changed. A peer is complete when this rank has read its address, has
+// received its descriptors, and has sent its own.
+class Mesh::Connector {
  public:
-  Meeting(Mesh& mesh, base::Deadline deadline, const std::atomic<bool>& cancelled)
+  Connector(Mesh& mesh, base::Deadline deadline, const std::atomic<bool>& cancelled)
       : mesh_(mesh),
         rank_(mesh.rank_),
         world_size_(static_cast<int>(mesh.peers_.size())),
         deadline_(deadline),
         cancelled_(cancelled),
         partners_(mesh.peers_.size()) {
-    partners_[rank_].told = true;
+    partners_[rank_].handshake_sent = true;
   }
 
-  void hold() {
+  void run() {
     for (;;) {
       if (cancelled_.load()) {
         throw Error(base::compose(
-            {.what = "connecting the ranks was given up", .where = where_is(rank_, world_size_)}));
+            {.what = "connecting the ranks was cancelled", .where = where_is(rank_, world_size_)}));
       }
-      look_for_addresses(kVainLooks);
+      read_addresses(kMissesPerPass);
       connect_to_lower_ranks();
-      answer_callers();
-      hear_answers();
+      accept_higher_ranks();
+      receive_answers();
       if (unfinished().empty()) return;
-      // First: when all give up at one time, each should say what it waited for, not who was quicker.
-      if (deadline_.expired()) give_up();
-      find_losses();
+      // Before looking for ended ranks: if all ranks time out at once, each should report the ranks that it
+      // was waiting for, not the one that was faster.
+      if (deadline_.expired()) throw_timeout();
+      look_for_ended_ranks();
       sleep();
     }
   }
@@ -76,20 +78,20 @@ class Mesh::Meeting {
  private:
   struct Partner {
     std::optional<PeerAddress> address;
-    bool told = false;          // has our memfd
-    bool ended_unseen = false;  // its process was gone when we read its address
-    bool seen_ending = false;   // it was gone one pass ago
+    bool handshake_sent = false;           // it has our descriptors
+    bool ended_before_connecting = false;  // it had ended when we read its address
+    bool end_seen = false;                 // it had ended in the previous pass
   };
 
   bool known(int other) const { return other == rank_ || partners_[other].address.has_value(); }
   bool complete(int other) const {
-    return known(other) && partners_[other].told && mesh_.peers_[other].segment != nullptr;
+    return known(other) && partners_[other].handshake_sent && mesh_.peers_[other].segment != nullptr;
   }
-  template <class Holds>
-  std::vector<int> ranks_where(Holds&& holds) const {
+  template <class Predicate>
+  std::vector<int> ranks_where(Predicate&& matches) const {
     std::vector<int> ranks;
     for (int other = 0; other < world_size_; ++other) {
-      if (holds(other)) ranks.push_back(other);
+      if (matches(other)) ranks.push_back(other);
     }
     return ranks;
   }
@@ -100,66 +102,66 @@ class Mesh::Meeting {
     return ranks_where([&](int other) { return !known(other); });
   }
 
-  // Gives up for this pass after as many ranks that are not there, and begins with others the next time.
-  void look_for_addresses(int vain_looks) {
+  // Stops after `misses` ranks without an address, and continues with the other ranks in the next pass.
+  void read_addresses(int misses) {
     const auto ranks = unknown();
-    for (size_t i = 0; i < ranks.size() && vain_looks > 0; ++i) {
-      if (!look_for(ranks[next_look_ % ranks.size()])) --vain_looks;
-      ++next_look_;
+    for (size_t i = 0; i < ranks.size() && misses > 0; ++i) {
+      if (!read_address(ranks[next_read_ % ranks.size()])) --misses;
+      ++next_read_;
     }
   }
 
-  bool look_for(int other) {
+  bool read_address(int other) {
     if (known(other)) return true;
     const auto& mine = mesh_.peers_[rank_].facts;
     auto address = find_address(*mesh_.store_, other, mine);
     if (!address) return false;
     pause_ = 1ms;
-    check(other, *address);
+    check_address(other, *address);
     Peer& peer = mesh_.peers_[other];
     peer.facts = address->facts;
     if (peer.facts.pid_namespace == mine.pid_namespace && peer.facts.pid != mine.pid) {
       peer.process = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, peer.facts.pid, 0)));
-      partners_[other].ended_unseen = !peer.process && errno == ESRCH;
+      partners_[other].ended_before_connecting = !peer.process && errno == ESRCH;
     }
     partners_[other].address = std::move(address);
     return true;
   }
 
-  void check(int other, const PeerAddress& address) const {
+  void check_address(int other, const PeerAddress& address) const {
     const auto& mine = mesh_.peers_[rank_].facts;
     const auto& theirs = address.facts;
     if (theirs.rank != other || theirs.world_size != mine.world_size) {
       throw MismatchError(base::compose(
-          {.what = "the ranks of a group do not agree who they are",
+          {.what = "the ranks of a group disagree about rank or world size",
            .evidence = fmt::format("{} of {} found {} of {} in the place of rank {}", mine.describe(),
                                    mine.world_size, theirs.describe(), theirs.world_size, other),
-           .hint = "give every process the same WORLD_SIZE and a RANK of its own"}));
+           .hint = "give every process the same WORLD_SIZE and its own RANK"}));
     }
     if (theirs.machine != mine.machine) {
       throw UsageError(
-          base::compose({.what = "shared memory connects the ranks of one machine only",
+          base::compose({.what = "shared memory can connect ranks on one machine only",
                          .evidence = fmt::format(
-                             "{} and {} are on different machines, or in containers that share no network",
+                             "{} and {} are on different machines, or in containers without a common network",
                              mine.describe(), theirs.describe()),
                          .hint = "use the backend gloo"}));
     }
-    // In another pid namespace the same user may have another number. There the socket decides.
+    // In another pid namespace, the same user may have another uid. There, the socket's credentials decide.
     if (address.user != ::geteuid() && theirs.pid_namespace == mine.pid_namespace) {
-      refuse_user(other, address.user);
+      throw_other_user(other, address.user);
     }
   }
 
-  [[noreturn]] void refuse_user(int other, uid_t user) const {
+  [[noreturn]] void throw_other_user(int other, uid_t user) const {
     throw UsageError(base::compose(
         {.what = "ranks of different users cannot share memory",
          .where = where_is(rank_, world_size_),
          .evidence = fmt::format("rank {} runs as user {}, this one as user {}", other, user, ::geteuid()),
-         .hint = "start all ranks as one user, or use the backend gloo"}));
+         .hint = "start all ranks as the same user, or use the backend gloo"}));
   }
 
-  // Ranks that have introduced themselves and do not run. They hold everybody up, rank 0 even those who want
-  // nothing of it: it hosts the store.
+  // Ranks that have published their address and are stopped. The others wait for them; for rank 0 in any
+  // case, because it hosts the store.
   std::vector<int> stopped() const {
     return ranks_where([&](int other) {
       return partners_[other].address && rendezvous::is_stopped(mesh_.peers_[other].facts.pid);
@@ -173,9 +175,9 @@ class Mesh::Meeting {
     return text;
   }
 
-  [[noreturn]] void lose(int other, const std::string& evidence) const {
-    const auto end = mesh_.how_ended(other);
-    // A rank that gave up waiting for a stopped one is not what is wrong.
+  [[noreturn]] void throw_lost(int other, const std::string& evidence) const {
+    const auto end = mesh_.describe_end(other);
+    // If that rank gave up waiting for a stopped rank, the stopped rank is the cause.
     if (const auto culprits = stopped(); !culprits.empty()) {
       throw TimeoutError(base::compose({.what = "not all ranks of the group connected",
                                         .where = where_is(rank_, world_size_),
@@ -185,7 +187,7 @@ class Mesh::Meeting {
                                         .hint = "continue the stopped rank (kill -CONT) or end the job"}),
                          culprits);
     }
-    throw PeerLostError(base::compose({.what = fmt::format("{} was lost while the ranks connected",
+    throw PeerLostError(base::compose({.what = fmt::format("{} was lost while the ranks were connecting",
                                                            mesh_.peers_[other].facts.describe()),
                                        .where = where_is(rank_, world_size_),
                                        .evidence = end.empty() ? evidence : end,
@@ -196,132 +198,134 @@ class Mesh::Meeting {
   void connect_to_lower_ranks() {
     for (int other = 0; other < rank_; ++other) {
       if (!partners_[other].address) continue;
-      if (!mesh_.peers_[other].socket) reach(other);
-      if (mesh_.peers_[other].socket) tell(other);
+      if (!mesh_.peers_[other].socket) connect_to(other);
+      if (mesh_.peers_[other].socket) send_handshake_to(other);
     }
   }
 
-  void reach(int other) {
+  void connect_to(int other) {
     auto socket = base::unix_socket(SOCK_SEQPACKET);
     const int result = base::connect_unix(socket, partners_[other].address->socket_name);
-    if (result == EAGAIN || result == EINTR) return;  // too many at its door; the next pass tries again
-    if (result == ECONNREFUSED) lose(other, "it published its address, but does not listen any more");
+    if (result == EAGAIN || result == EINTR) return;  // its backlog is full; the next pass tries again
+    if (result == ECONNREFUSED) throw_lost(other, "it published its address, but does not listen any more");
     if (result != 0)
       base::throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
-    if (const auto user = base::user_behind(socket); user != ::geteuid()) refuse_user(other, user);
+    if (const auto user = base::user_behind(socket); user != ::geteuid()) throw_other_user(other, user);
     mesh_.peers_[other].socket = std::move(socket);
   }
 
-  void tell(int other) {
-    if (partners_[other].told) return;
+  void send_handshake_to(int other) {
+    if (partners_[other].handshake_sent) return;
     Handshake handshake{.rank = rank_};
     const auto& token = other < rank_ ? partners_[other].address->token : mesh_.token_;
-    std::copy_n(token.begin(), std::min(token.size(), kTokenLetters), handshake.token.begin());
+    std::copy_n(token.begin(), std::min(token.size(), kTokenBytes), handshake.token.begin());
     const int error = send_handshake(mesh_.peers_[other].socket, handshake, mesh_.peers_[rank_].segment->fd(),
                                      mesh_.peers_[rank_].memory->fd());
-    // The kernel limits how many descriptors of a user may be on their way; they will arrive.
+    // The kernel limits the number of descriptors in flight per user; the next pass tries again.
     if (error == EAGAIN || error == EINTR || error == ENOBUFS || error == ETOOMANYREFS) return;
-    if (error == EPIPE || error == ECONNRESET) lose(other, "it closed the connection");
+    if (error == EPIPE || error == ECONNRESET) throw_lost(other, "it closed the connection");
     if (error != 0)
-      base::throw_socket_error(fmt::format("cannot hand shared memory over to rank {}", other), error);
-    partners_[other].told = true;
+      base::throw_socket_error(fmt::format("cannot send the descriptors of shared memory to rank {}", other),
+                               error);
+    partners_[other].handshake_sent = true;
   }
 
-  void answer_callers() {
+  void accept_higher_ranks() {
     if (rank_ + 1 == world_size_) return;
-    // Not without end: whoever keeps knocking must not keep us from looking at the clock.
-    for (int knocks = 0; knocks < world_size_ + kStrangersAtOnce; ++knocks) {
-      base::Fd caller(::accept4(mesh_.listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!caller && (errno == EINTR || errno == ECONNABORTED)) continue;
-      if (!caller && errno == EAGAIN) break;
-      if (!caller) base::throw_socket_error("cannot accept a connection from a Unix socket", errno);
-      if (const auto user = base::user_behind(caller); user != ::geteuid()) {
+    // Limited, so that a process that keeps connecting cannot keep this rank from checking the deadline.
+    for (int accepted = 0; accepted < world_size_ + kExtraConnections; ++accepted) {
+      base::Fd socket(::accept4(mesh_.listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket && (errno == EINTR || errno == ECONNABORTED)) continue;
+      if (!socket && errno == EAGAIN) break;
+      if (!socket) base::throw_socket_error("cannot accept a connection from a Unix socket", errno);
+      if (const auto user = base::user_behind(socket); user != ::geteuid()) {
         if (!std::exchange(warned_, true)) {
-          base::log_warn("turned away a process of user {} from the socket of rank {}", user, rank_);
+          base::log_warn("rejected a connection of user {} to the socket of rank {}", user, rank_);
         }
       } else {
-        callers_.push_back(std::move(caller));
+        pending_.push_back(std::move(socket));
       }
     }
-    for (auto& caller : callers_) {
-      auto received = receive_handshake(caller);
+    for (auto& socket : pending_) {
+      auto received = receive_handshake(socket);
       if (received.what == Received::What::Nothing) continue;
       if (received.what == Received::What::Handshake && is_expected(received.handshake)) {
-        take_in(received.handshake.rank, std::move(caller), received);
+        add_peer(received.handshake.rank, std::move(socket), received);
       } else {
-        caller.reset();
+        socket.reset();
       }
     }
-    std::erase_if(callers_, [](const base::Fd& caller) { return !caller; });
+    std::erase_if(pending_, [](const base::Fd& socket) { return !socket; });
     for (int other = rank_ + 1; other < world_size_; ++other) {
-      if (mesh_.peers_[other].socket) tell(other);
+      if (mesh_.peers_[other].socket) send_handshake_to(other);
     }
   }
 
   bool is_expected(const Handshake& handshake) const {
-    return handshake.proves(mesh_.token_) && handshake.rank > rank_ && handshake.rank < world_size_ &&
+    return handshake.matches(mesh_.token_) && handshake.rank > rank_ && handshake.rank < world_size_ &&
            !mesh_.peers_[handshake.rank].socket;
   }
 
-  void hear_answers() {
+  void receive_answers() {
     for (int other = 0; other < rank_; ++other) {
-      if (!partners_[other].told || mesh_.peers_[other].segment != nullptr) continue;
+      if (!partners_[other].handshake_sent || mesh_.peers_[other].segment != nullptr) continue;
       Peer& peer = mesh_.peers_[other];
       auto received = receive_handshake(peer.socket);
       if (received.what == Received::What::Nothing) continue;
-      if (received.what == Received::What::End) lose(other, "it closed the connection");
-      if (received.what == Received::What::Nonsense || received.handshake.rank != other ||
-          !received.handshake.proves(partners_[other].address->token)) {
+      if (received.what == Received::What::Closed) throw_lost(other, "it closed the connection");
+      if (received.what == Received::What::Malformed || received.handshake.rank != other ||
+          !received.handshake.matches(partners_[other].address->token)) {
         throw MismatchError(
-            base::compose({.what = fmt::format("{} did not answer as a rank does", peer.facts.describe()),
+            base::compose({.what = fmt::format("{} sent an invalid handshake", peer.facts.describe()),
                            .where = where_is(rank_, world_size_)}));
       }
-      take_in(other, std::move(peer.socket), received);
+      add_peer(other, std::move(peer.socket), received);
     }
   }
 
-  void take_in(int other, base::Fd socket, Received& received) {
+  void add_peer(int other, base::Fd socket, Received& received) {
     if (!received.segment || !received.memory)
       base::throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
     Peer& peer = mesh_.peers_[other];
     peer.socket = std::move(socket);
     peer.segment = Segment::attach(std::move(received.segment));
     peer.memory = Segment::attach(std::move(received.memory));
-    look_for(other);  // it published its address before it called
+    read_address(other);  // it published its address before it connected
   }
 
-  // A rank that has connected to everybody may end at once; what it left in the sockets still counts. So one
-  // pass goes by between the first sign of an end and the verdict.
-  void find_losses() {
-    auto gone = mesh_.gone();
+  // A rank may end as soon as it has connected to all others; what it has sent is still in the sockets. So a
+  // rank is reported as lost only if it had already ended in the previous pass.
+  void look_for_ended_ranks() {
+    auto ended = mesh_.ended_ranks();
     for (int other = 0; other < world_size_; ++other) {
-      if (partners_[other].ended_unseen) gone.push_back(other);
+      if (partners_[other].ended_before_connecting) ended.push_back(other);
     }
-    for (const int other : gone) {
+    for (const int other : ended) {
       if (complete(other) && unknown().empty()) continue;
-      if (!partners_[other].seen_ending) {
-        partners_[other].seen_ending = hurry_ = true;
+      if (!partners_[other].end_seen) {
+        partners_[other].end_seen = skip_sleep_ = true;
         continue;
       }
-      // One that left after all had connected leaves nobody behind who was never heard of.
-      if (complete(other)) look_for_addresses(world_size_);
+      // If it ended after all ranks had connected, the addresses of all ranks are in the store.
+      if (complete(other)) read_addresses(world_size_);
       const auto missing = unknown();
       if (complete(other) && missing.empty()) continue;
       std::string evidence = "its process ended or it gave up";
       if (!missing.empty()) {
-        evidence += fmt::format("; rank {} had not come by then", base::describe_ranks(missing));
+        evidence +=
+            fmt::format("; rank {} had not published its address by then", base::describe_ranks(missing));
       }
-      lose(other, evidence);
+      throw_lost(other, evidence);
     }
   }
 
-  [[noreturn]] void give_up() {
-    look_for_addresses(world_size_);
-    std::string silent;
+  [[noreturn]] void throw_timeout() {
+    read_addresses(world_size_);
+    std::string unconnected;
     for (const int other : unfinished()) {
       if (!known(other)) continue;
-      silent += fmt::format("; {} published its address, but is not connected",
-                            mesh_.peers_[other].facts.describe());
+      unconnected += fmt::format("; {} published its address, but is not connected",
+                                 mesh_.peers_[other].facts.describe());
     }
     const auto culprits = stopped();
     throw TimeoutError(
@@ -329,9 +333,9 @@ class Mesh::Meeting {
             {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
                                  static_cast<double>(deadline_.budget().count()) / 1000.0),
              .where = where_is(rank_, world_size_),
-             .evidence = culprits.empty()
-                             ? fmt::format("missing: rank {}{}", base::describe_ranks(unfinished()), silent)
-                             : fmt::format("stopped: {}", describe(culprits)),
+             .evidence = culprits.empty() ? fmt::format("missing: rank {}{}",
+                                                        base::describe_ranks(unfinished()), unconnected)
+                                          : fmt::format("stopped: {}", describe(culprits)),
              .hint = culprits.empty()
                          ? "look at the output of the missing ranks; a slow start needs a longer timeout"
                          : "continue the stopped rank (kill -CONT) or end the job"}),
@@ -339,21 +343,21 @@ class Mesh::Meeting {
   }
 
   void sleep() {
-    if (std::exchange(hurry_, false)) return;
-    bool asking = false;  // whether something must be tried again that no descriptor tells of
+    if (std::exchange(skip_sleep_, false)) return;
+    bool must_retry = false;  // something must be tried again that poll() does not report
     std::vector<pollfd> polled;
     for (const int other : unfinished()) {
       const Peer& peer = mesh_.peers_[other];
-      if (!known(other) || (other < rank_ && !partners_[other].told) ||
+      if (!known(other) || (other < rank_ && !partners_[other].handshake_sent) ||
           (other > rank_ && peer.segment != nullptr)) {
-        asking = true;
+        must_retry = true;
       }
-      if (other < rank_ && partners_[other].told) polled.push_back({peer.socket.get(), POLLIN, 0});
+      if (other < rank_ && partners_[other].handshake_sent) polled.push_back({peer.socket.get(), POLLIN, 0});
       polled.push_back({peer.process.get(), POLLIN, 0});
     }
-    for (const auto& caller : callers_) polled.push_back({caller.get(), POLLIN, 0});
+    for (const auto& socket : pending_) polled.push_back({socket.get(), POLLIN, 0});
     if (rank_ + 1 < world_size_) polled.push_back({mesh_.listener_.get(), POLLIN, 0});
-    ::poll(polled.data(), polled.size(), deadline_.poll_timeout(asking ? pause_ : 20ms));
+    ::poll(polled.data(), polled.size(), deadline_.poll_timeout(must_retry ? pause_ : 20ms));
     pause_ = std::min(pause_ * 2, std::chrono::milliseconds(5));
   }
 
@@ -363,23 +367,23 @@ class Mesh::Meeting {
   const base::Deadline deadline_;
   const std::atomic<bool>& cancelled_;
   std::vector<Partner> partners_;
-  std::vector<base::Fd> callers_;  // accepted, and silent so far
-  size_t next_look_ = 0;
-  bool hurry_ = false;
-  bool warned_ = false;  // of strangers, who may be many
+  std::vector<base::Fd> pending_;  // accepted sockets without a handshake so far
+  size_t next_read_ = 0;
+  bool skip_sleep_ = false;
+  bool warned_ = false;  // about a connection of another user; only once, as there may be many
   std::chrono::milliseconds pause_{1};
 };
 
 Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
            std::shared_ptr<Segment> memory)
     : store_(std::move(store)), rank_(rank), token_(base::make_nonce()), peers_(world_size) {
-  // Before the socket: where descriptors are short, this must not mistake the machine for another one.
+  // Before the socket uses a descriptor: without one, the machine could not be identified.
   peers_[rank].facts = rendezvous::facts_of_this_process(rank, world_size);
   peers_[rank].segment = std::move(segment);
   peers_[rank].memory = std::move(memory);
   const auto name = "lockstep-" + base::make_nonce();
   listener_ = base::unix_socket(SOCK_SEQPACKET);
-  if (const int error = base::listen_unix(listener_, name, world_size + kStrangersAtOnce); error != 0) {
+  if (const int error = base::listen_unix(listener_, name, world_size + kExtraConnections); error != 0) {
     base::throw_socket_error("cannot listen on a Unix socket", error);
   }
   publish_address(*store_,
@@ -389,9 +393,9 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
 Mesh::~Mesh() = default;
 
 void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) {
-  if (!listener_) throw UsageError("a mesh connects once");
+  if (!listener_) throw UsageError("a mesh can be connected only once");
   try {
-    Meeting(*this, deadline, cancelled).hold();
+    Connector(*this, deadline, cancelled).run();
   } catch (...) {
     listener_.reset();
     for (int other = 0; other < static_cast<int>(peers_.size()); ++other) {
@@ -402,7 +406,7 @@ void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) 
   listener_.reset();
 }
 
-std::vector<int> Mesh::gone() {
+std::vector<int> Mesh::ended_ranks() {
   std::vector<pollfd> polled;
   polled.reserve(2 * peers_.size());
   for (const auto& peer : peers_) {
@@ -417,9 +421,9 @@ std::vector<int> Mesh::gone() {
   return ranks;
 }
 
-std::string Mesh::how_ended(int rank) const {
+std::string Mesh::describe_end(int rank) const {
   const Peer& peer = peers_[rank];
-  return how_it_ended(peer.process, peer.facts.pid);
+  return describe_peer_end(peer.process, peer.facts.pid);
 }
 
 }  // namespace lockstep::shm

@@ -11,7 +11,7 @@ namespace lockstep::shm {
 namespace {
 
 constexpr size_t kDeliveryBytes = 64;
-// Smaller blocks keep their pages in the arena; larger ones are too much to keep.
+// The arena keeps the pages of smaller blocks; larger ones would occupy too much memory.
 constexpr size_t kSmallestKept = size_t{1} << 20;
 constexpr size_t kLargestKept = size_t{64} << 20;
 
@@ -176,7 +176,7 @@ std::vector<Message*> Messages::under_way() const {
   return messages;
 }
 
-std::vector<Message*> Messages::give_up() {
+std::vector<Message*> Messages::remove_all() {
   auto messages = under_way();
   sending_.clear();
   receiving_.clear();

@@ -1,12 +1,12 @@
 // Messages from one rank to another.
 //
-// The sender puts a state word and, unless the caller's own memory is registered, a copy of the bytes into
-// its segment, and an envelope into its outbox for the receiver. The receiver takes envelopes out as they
-// arrive, keeps those that nobody has asked for yet, and copies the bytes straight into the receiving tensor
-// when source and tag match; then the sender's call is complete. A full outbox waits only for a receiver that
-// is not receiving, so the order of tags cannot block anyone.
+// The sender writes a state word and, unless the tensor is in registered memory, a copy of the bytes into its
+// segment, and an envelope into its outbox for the receiver. The receiver takes envelopes out of the outbox
+// as they arrive and keeps those that match no receive yet. If source and tag match, it copies the bytes
+// directly into the receiving tensor; then the send is complete. An outbox stays full only while its receiver
+// is not receiving, so the order of tags cannot cause a deadlock.
 //
-// Not thread-safe; the endpoint's lock guards it.
+// Guarded by the endpoint's lock.
 #pragma once
 
 #include <deque>
@@ -40,15 +40,15 @@ struct Message : Operation {
   }
 
   bool outgoing = false;
-  int peer = kAnyRank;  // of a received message, afterwards, the rank that sent it
+  int peer = kAnyRank;  // after a receive: the rank that sent the message
   int tag = 0;
   c10::ScalarType dtype = c10::ScalarType::Byte;
   comm::Piece piece;
 
-  // Of an outgoing one, in this rank's segment.
+  // Of an outgoing message: offsets in this rank's segment.
   uint64_t delivery = 0;
   uint64_t payload = 0;
-  bool registered = false;  // the payload is in the process's memory instead
+  bool registered = false;  // the payload is in the memory of the process instead
 
   std::string describe() const;  // "send of 10 Float to rank 1, tag 0"
 };
@@ -57,25 +57,25 @@ class Messages {
  public:
   Messages(Board& board, Arena& arena) : board_(board), arena_(arena), boxes_(board.world_size()) {}
 
-  // The message must stay until it is complete. May throw SystemError (no memory), having done nothing.
+  // The message must exist until it is complete. If it throws SystemError (no memory), nothing has changed.
   void add(Message& message);
   bool idle() const { return open_ == 0; }
-  // Does what can be done now; appends the messages that are complete. Throws Disagreement when a message
-  // does not fit where it is received.
+  // Advances all messages as far as possible without waiting, and appends those that are complete. Throws
+  // Disagreement if a message and its receive have different sizes.
   bool step(std::vector<Operation*>& complete);
-  // Messages under way, for whoever looks for the late and the dead.
+  // All messages that are not complete.
   std::vector<Message*> under_way() const;
-  // Forgets them all.
-  std::vector<Message*> give_up();
+  // Removes and returns them.
+  std::vector<Message*> remove_all();
 
  private:
   struct Box {
-    std::deque<Message*> unposted;  // for this rank, when its outbox is full
-    std::list<Envelope> envelopes;  // from this rank, when nobody has asked for them
+    std::deque<Message*> unposted;  // to this rank, while the outbox is full
+    std::list<Envelope> envelopes;  // from this rank, without a matching receive
   };
 
-  // Memory for a message of this rank's. The last large block is kept for the next one: fresh pages cost more
-  // than the copy.
+  // Memory for an outgoing message. The last large block is kept for the next message, because new pages cost
+  // more than the copy.
   Arena::Block allocate(size_t bytes);
   void release(uint64_t block);
 
@@ -90,9 +90,9 @@ class Messages {
   std::vector<Box> boxes_;
   std::unordered_map<uint64_t, Arena::Block> large_;  // in use, by offset
   std::optional<Arena::Block> spare_;
-  size_t open_ = 0;                // messages under way
+  size_t open_ = 0;                // messages that are not complete
   std::list<Message*> sending_;    // posted
-  std::list<Message*> receiving_;  // in the order of the calls
+  std::list<Message*> receiving_;  // in the order in which they were started
 };
 
 }  // namespace lockstep::shm

@@ -1,4 +1,4 @@
-// Whether the calls of two ranks belong together, and what to report when they don't.
+// Compares the calls of two ranks, and describes them for errors.
 #pragma once
 
 #include <string>
@@ -10,21 +10,21 @@ namespace lockstep::shm {
 
 class Board;
 
-// "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0"; the label of an exchange of the control
-// lane.
+// "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0"; in the control lane, the label of the
+// exchange.
 std::string describe(const CallSlot& slot);
 
 bool same_call(const comm::Request& mine, const CallWords& theirs);
 
-// Thrown by the engine; the endpoint, which knows the ranks' names, makes a MismatchError of it.
+// Thrown by the engine. The endpoint, which knows the ranks' names, turns it into a MismatchError.
 struct Disagreement {
-  int rank;           // the other one
-  std::string here;   // what this rank does
-  std::string there;  // what the other does
+  int rank;           // the other rank
+  std::string here;   // this rank's operation
+  std::string there;  // the other rank's operation
   bool in_message = false;
 };
 
-// Thrown by the engine when bytes came from memory of a rank that has failed meanwhile: they may be anything.
+// Thrown by the engine if bytes were read from the memory of a rank that has failed: they are undefined.
 struct FailedPeer {
   int rank;
 };

@@ -1,4 +1,4 @@
-// What a collective (call.h) and a message (messages.h) have in common: somebody waits for them.
+// The common part of a call (call.h) and a message (messages.h): the state that a waiting thread needs.
 #pragma once
 
 #include <chrono>
@@ -6,9 +6,10 @@
 
 namespace lockstep::shm {
 
-// Is told, outside of all locks, that its operation is complete, by whichever thread has made it so: one that
-// is in the middle of something else. So code of the user's must not run in completed(), but in conclude(),
-// which the endpoint's own thread calls when completed() has asked for it (Endpoint::defer).
+// Notified, outside of all locks, when its operation is complete. completed() is called by the thread that
+// has completed the operation, which may be doing something else, so user code must not run there. User code
+// runs in conclude(), which the endpoint's background thread calls if completed() requests it
+// (Endpoint::defer).
 class Completion {
  public:
   virtual void completed() noexcept = 0;
@@ -18,20 +19,20 @@ class Completion {
   ~Completion() = default;
 };
 
-// Guarded by the lock of the endpoint that it was handed to, from then until it is complete.
+// From its start until it is complete, guarded by the lock of the endpoint that it was started on.
 struct Operation {
   Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  bool complete = false;     // whether it succeeded or failed
-  bool interrupted = false;  // the wait for it, or the next one, returns before that
+  bool complete = false;     // has succeeded or failed
+  bool interrupted = false;  // the current wait for it, or the next one, returns early
   std::exception_ptr error;  // why it failed
   Completion* owner = nullptr;
 
   std::chrono::milliseconds timeout{};               // 0: the group's
-  std::chrono::steady_clock::time_point deadline{};  // set when it is handed over
-  std::chrono::steady_clock::time_point ended{};     // when it became complete, if it has an owner
+  std::chrono::steady_clock::time_point deadline{};  // set when it is started
+  std::chrono::steady_clock::time_point ended{};     // when it completed, if it has an owner
 
  protected:
   ~Operation() = default;

@@ -34,10 +34,10 @@ PeerAddress decode(const std::string& text) {
       return address;
     }
   } catch (const nlohmann::json::exception&) {
-    // Reported below, as any other version is.
+    // Reported below, like another version.
   }
   throw MismatchError(
-      base::compose({.what = "a rank of this group has another layout of the shared memory",
+      base::compose({.what = "a rank of this group uses another layout of shared memory",
                      .evidence = fmt::format("ours is version {}; it published its address as {}",
                                              kLayoutVersion, text.substr(0, 200)),
                      .hint = "start the same build of the program for every rank"}));
@@ -50,7 +50,7 @@ auto ask_store(const rendezvous::RankFacts& asker, Question&& question) {
   try {
     return question();
   } catch (const Error&) {
-    throw;  // lockstep's own store says it better
+    throw;  // lockstep's own store throws a better message
   } catch (const std::exception& error) {
     throw PeerLostError(base::compose(
         {.what = "the store where the ranks meet is gone",

@@ -1,6 +1,6 @@
-// What a rank writes into the store, so that the others find it, and how they read it there.
+// The address of a rank: published in the store, read by the other ranks.
 //
-// Thread-safety: functions without state; as safe as the store.
+// As thread-safe as the store.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ struct PeerAddress {
   uint32_t layout_version = kLayoutVersion;
 };
 
-// Writes it under "shm/<rank>". Throws PeerLostError when the store is gone.
+// Writes it to "shm/<rank>". Throws PeerLostError if the store does not answer.
 void publish_address(c10d::Store& store, const PeerAddress& mine);
 
-// What `other` wrote; nothing when it has not yet. `asker` is this rank, for the errors. Throws PeerLostError
-// when the store is gone; MismatchError when the other has another layout of the shared memory.
+// The address that `other` has published, if it has. `asker` is this rank, for errors. Throws PeerLostError
+// if the store does not answer; MismatchError if the other rank uses another layout version.
 std::optional<PeerAddress> find_address(c10d::Store& store, int other, const rendezvous::RankFacts& asker);
 
 }  // namespace lockstep::shm

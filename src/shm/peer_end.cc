@@ -27,14 +27,14 @@ bool readable_now(const base::Fd& fd) {
   return ::poll(&polled, 1, 0) > 0 && polled.revents != 0;
 }
 
-// A process that has ended and that its parent has not asked about yet.
+// The status of a process that has ended but was not reaped yet.
 std::optional<int> wait_status_of_zombie(const base::Fd& process, int pid) {
   base::Fd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return std::nullopt;
   std::array<char, 1024> text = {};
   const auto length = ::read(file.get(), text.data(), text.size());
   if (length <= 0) return std::nullopt;
-  // The second field is the program's name in parentheses, in which anything may stand.
+  // The second field is the program's name in parentheses, which may contain any character.
   const std::string_view line(text.data(), static_cast<size_t>(length));
   const auto name_end = line.rfind(')');
   if (name_end == std::string_view::npos) return std::nullopt;
@@ -43,12 +43,12 @@ std::optional<int> wait_status_of_zombie(const base::Fd& process, int pid) {
   for (std::string field; rest >> field;) fields.push_back(field);
   constexpr size_t kState = 0, kExitCode = 49;  // the third and the 52nd field of the line
   if (fields.size() <= kExitCode || fields[kState] != "Z") return std::nullopt;
-  // The number cannot have come to mean another process if ours has not been reaped even now.
+  // If the process is still not reaped, the pid cannot have been reused before the read.
   if (::syscall(SYS_pidfd_send_signal, process.get(), 0, nullptr, 0) != 0) return std::nullopt;
   return std::atoi(fields[kExitCode].c_str());
 }
 
-// From Linux 6.15 on a pidfd knows how its process ended, also when that has been reaped.
+// From Linux 6.15 on, a pidfd reports how its process ended, also after it was reaped.
 std::optional<int> wait_status_from_pidfd(const base::Fd& process) {
   struct Info {
     uint64_t mask;
@@ -65,8 +65,8 @@ std::optional<int> wait_status_from_pidfd(const base::Fd& process) {
 
 }  // namespace
 
-std::string how_it_ended(const base::Fd& process, int pid) {
-  // A process whose first thread alone has ended looks like a zombie too, but not to its descriptor.
+std::string describe_peer_end(const base::Fd& process, int pid) {
+  // If only the first thread has ended, /proc shows a zombie, too, but the pidfd is not readable.
   if (!process || !readable_now(process)) return "";
   auto status = wait_status_of_zombie(process, pid);
   if (!status) status = wait_status_from_pidfd(process);

@@ -1,6 +1,6 @@
-// How another process ended, told by the kernel although this process is not its parent.
+// Describes how another process ended, of which this process is not the parent.
 //
-// Thread-safety: a function without state; from any thread.
+// Thread-safe.
 #pragma once
 
 #include <string>
@@ -9,10 +9,11 @@
 
 namespace lockstep::shm {
 
-inline constexpr const char* kEndedWell = "exited with status 0";
+inline constexpr const char* kExitedNormally = "exited with status 0";
 
-// "killed by signal 9 (Killed)", "exited with status 3"; empty while the process lives and when nobody can
-// tell. `process` is its pidfd, which may be empty; `pid` is its number in this pid namespace. Never blocks.
-std::string how_it_ended(const base::Fd& process, int pid);
+// "killed by signal 9 (Killed)", "exited with status 3"; empty if the process is running or if its end
+// is unknown. `process` is its pidfd, which may be empty; `pid` is its pid in this pid namespace. Never
+// blocks.
+std::string describe_peer_end(const base::Fd& process, int pid);
 
 }  // namespace lockstep::shm

@@ -7,7 +7,7 @@ namespace lockstep::shm {
 
 namespace {
 
-// Never destroyed: tensors in static objects may outlive it.
+// Never destroyed, because tensors in static objects may outlive it.
 struct Owner {
   std::mutex mutex;
   std::shared_ptr<Arena> arena;
@@ -17,7 +17,7 @@ struct Owner {
     return owner;
   }
 
-  // A process that is forked while another thread is in here must not find the lock taken for ever.
+  // A child that is forked while another thread holds the lock must not inherit a locked mutex.
   static Owner* make() {
     ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
                      [] { instance().mutex.unlock(); });

@@ -1,7 +1,8 @@
-// The memory of this process that its peers can reach: one arena for all groups.
+// The memory of this process that its peers can access: one arena for all groups.
 //
-// Tensors outlive the groups they were made for: the gradient buckets of a model belong to the process, and
-// the next generation of a group reduces them where they are. Every peer of every group maps this memory.
+// Tensors outlive the groups that they were allocated for: the gradient buckets of a model belong to the
+// process, and the next generation of a group reduces them in place. Every peer of every group maps this
+// memory.
 #pragma once
 
 #include <memory>
@@ -10,7 +11,7 @@
 
 namespace lockstep::shm {
 
-// Makes it when it is first asked for. A forked child gets one of its own. Thread-safe. Throws SystemError.
+// Created by the first call. A forked child gets its own. Thread-safe. Throws SystemError.
 std::shared_ptr<Arena> process_memory();
 
 }  // namespace lockstep::shm

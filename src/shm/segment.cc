@@ -29,47 +29,49 @@ namespace {
 
 constexpr std::array<char, 8> kMagic = {'l', 'o', 'c', 'k', 's', 't', 'e', 'p'};
 
-// Of Linux 6.3; a system that forbids executable memfds demands it, older kernels do not know it.
+// MFD_NOEXEC_SEAL. Required by systems that forbid executable memfds; unknown to kernels before Linux 6.3.
 constexpr unsigned kNoExecSeal = 8;
 
-// Of Linux 5.14 and 6.1, which Debian 12's headers do not all know.
+// MADV_POPULATE_WRITE (Linux 5.14) and MADV_COLLAPSE (Linux 6.1); older headers do not define them.
 constexpr int kPopulateWrite = 23;
 constexpr int kCollapse = 25;
 
-[[noreturn]] void refuse(const std::string& what, int error, const std::string& hint = {}) {
+[[noreturn]] void throw_system_error(const std::string& what, int error, const std::string& hint = {}) {
   throw SystemError(base::compose({.what = what, .evidence = base::errno_text(error), .hint = hint}));
 }
 
-[[noreturn]] void refuse_foreign(const std::string& evidence) {
-  throw MismatchError(base::compose({.what = "what a rank shares is no memory of this version of lockstep",
-                                     .evidence = evidence,
-                                     .hint = "start the same build of the program for every rank"}));
+[[noreturn]] void throw_not_a_segment(const std::string& evidence) {
+  throw MismatchError(
+      base::compose({.what = "a rank sent a descriptor that is not shared memory of this version of lockstep",
+                     .evidence = evidence,
+                     .hint = "start the same build of the program for every rank"}));
 }
 
-[[noreturn]] void refuse_mapping(size_t bytes, int error) {
-  refuse(fmt::format("cannot map {} bytes of shared memory", bytes), error,
-         error == ENOMEM ? "look at the limits `ulimit -v` and vm.max_map_count" : "");
+[[noreturn]] void throw_mapping_error(size_t bytes, int error) {
+  throw_system_error(fmt::format("cannot map {} bytes of shared memory", bytes), error,
+                     error == ENOMEM ? "check the limits `ulimit -v` and vm.max_map_count" : "");
 }
 
 size_t whole_pages(size_t bytes) {
-  if (bytes > SIZE_MAX - page_bytes()) refuse(fmt::format("cannot share {} bytes", bytes), EFBIG);
+  if (bytes > SIZE_MAX - page_bytes()) throw_system_error(fmt::format("cannot share {} bytes", bytes), EFBIG);
   return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 
 struct stat status_of(const base::Fd& file) {
   struct stat status = {};
-  if (::fstat(file.get(), &status) != 0) refuse("cannot look at shared memory", errno);
+  if (::fstat(file.get(), &status) != 0) throw_system_error("cannot get the status of shared memory", errno);
   return status;
 }
 
-// Past RLIMIT_FSIZE the kernel refuses too, but with a signal that ends the process.
+// Beyond RLIMIT_FSIZE, ftruncate() sends SIGXFSZ, which would end the process.
 void check_file_limit(uint64_t bytes) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) {
     return;
   }
-  refuse(fmt::format("cannot grow shared memory to {} bytes", bytes), EFBIG,
-         fmt::format("the limit is {} bytes: raise it with `ulimit -f unlimited`", limit.rlim_cur));
+  throw_system_error(
+      fmt::format("cannot grow shared memory to {} bytes", bytes), EFBIG,
+      fmt::format("the limit is {} bytes: raise it with `ulimit -f unlimited`", limit.rlim_cur));
 }
 
 base::Fd make_memfd(const std::string& name) {
@@ -79,8 +81,8 @@ base::Fd make_memfd(const std::string& name) {
   if (!memfd && errno == EINVAL) memfd = base::Fd(::memfd_create(short_name.c_str(), kFlags));
   if (!memfd) {
     const int error = errno;
-    refuse("cannot create shared memory", error,
-           error == EMFILE ? "raise the limit of open files with `ulimit -n`" : "");
+    throw_system_error("cannot create shared memory", error,
+                       error == EMFILE ? "raise the limit of open files with `ulimit -n`" : "");
   }
   return memfd;
 }
@@ -90,12 +92,12 @@ void punch_hole(const base::Fd& file, uint64_t offset, uint64_t bytes) {
                                                    static_cast<off_t>(offset), static_cast<off_t>(bytes));
 }
 
-// Of a private mapping of a file: gives this process copies of all pages in the range, whoever writes to them
-// meanwhile.
-void own_pages(std::byte* data, size_t bytes) {
+// Makes this process's own copies of all pages in a range of a private mapping. Other threads may write to
+// the range at the same time.
+void copy_pages(std::byte* data, size_t bytes) {
   if (::madvise(data, bytes, kPopulateWrite) == 0) return;
   for (size_t at = 0; at < bytes; at += page_bytes()) {
-    // Writes what is there. An addition of zero would do, but compilers see through it.
+    // Writes back the current value. Compilers would remove an addition of zero.
     std::atomic_ref word(*reinterpret_cast<unsigned char*>(data + at));
     auto seen = word.load();
     while (!word.compare_exchange_weak(seen, seen)) {
@@ -103,7 +105,7 @@ void own_pages(std::byte* data, size_t bytes) {
   }
 }
 
-// What attach() must know before it can map anything: how the Table below begins, in plain words.
+// The start of the Table below without atomics. attach() reads it before it maps anything.
 struct TableStart {
   std::array<char, 8> magic;
   uint32_t layout_version;
@@ -126,7 +128,7 @@ struct Segment::Table {
   std::array<Entry, kMaxExtents> entries;
 };
 
-// The segments of this process by file. Never destroyed: segments in static objects may outlive it.
+// The segments of this process, by file. Never destroyed, because segments in static objects may outlive it.
 struct Segment::Registry {
   std::mutex mutex;
   std::map<FileKey, std::weak_ptr<Segment>> segments;
@@ -136,20 +138,20 @@ struct Segment::Registry {
     return registry;
   }
 
-  // A process that is forked while another thread is in here must not find the lock taken for ever.
+  // A child that is forked while another thread holds the lock must not inherit a locked mutex.
   static Registry* make() {
     ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
                      [] {
-                       instance().let_go();
+                       instance().detach_in_child();
                        instance().mutex.unlock();
                      });
     return new Registry;
   }
 
-  // In a forked child, before it does anything else.
-  void let_go() {
+  // Runs in a forked child, before anything else.
+  void detach_in_child() {
     for (const auto& [key, weak] : segments) {
-      if (const auto segment = weak.lock()) segment->become_picture();
+      if (const auto segment = weak.lock()) segment->become_copy_on_write();
     }
     segments.clear();
   }
@@ -160,8 +162,8 @@ struct Segment::Registry {
     return found == segments.end() ? nullptr : found->second.lock();
   }
 
-  // Of two threads that attach to one file at a time, both get what the first one brings.
-  std::shared_ptr<Segment> adopt(const std::shared_ptr<Segment>& segment) {
+  // If two threads attach to the same file at once, both get the segment of the first one.
+  std::shared_ptr<Segment> insert(const std::shared_ptr<Segment>& segment) {
     const std::lock_guard lock(mutex);
     auto& entry = segments[segment->key_];
     if (auto earlier = entry.lock()) return earlier;
@@ -169,7 +171,7 @@ struct Segment::Registry {
     return segment;
   }
 
-  void forget(const FileKey& key) {
+  void remove(const FileKey& key) {
     const std::lock_guard lock(mutex);
     const auto found = segments.find(key);
     if (found != segments.end() && found->second.expired()) segments.erase(found);
@@ -178,14 +180,14 @@ struct Segment::Registry {
 
 std::shared_ptr<Segment> Segment::create(const std::string& name_for_debugging, size_t first_extent_bytes) {
   auto memfd = make_memfd(name_for_debugging);
-  // Sealed while it is empty: from here on no peer can take bytes away or forbid us to add some.
+  // Sealed while it is empty. From here on, no peer can shrink the file or add a seal that forbids growing.
   if (::fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
-    refuse("cannot seal shared memory", errno);
+    throw_system_error("cannot seal shared memory", errno);
   }
   const auto status = status_of(memfd);
   std::shared_ptr<Segment> segment(new Segment(std::move(memfd), true, {status.st_dev, status.st_ino}));
   segment->add_extent(std::max(first_extent_bytes, kTableBytes));
-  return Registry::instance().adopt(segment);
+  return Registry::instance().insert(segment);
 }
 
 std::shared_ptr<Segment> Segment::attach(base::Fd memfd) {
@@ -194,36 +196,38 @@ std::shared_ptr<Segment> Segment::attach(base::Fd memfd) {
 
   const auto status = status_of(memfd);
   const FileKey key{status.st_dev, status.st_ino};
-  if (auto mine = Registry::instance().find(key)) return mine;
+  if (auto existing = Registry::instance().find(key)) return existing;
 
   const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
-  if (seals < 0) refuse_foreign("it is no memfd");
-  if ((seals & F_SEAL_SHRINK) == 0) refuse_foreign("it is not sealed against shrinking");
+  if (seals < 0) throw_not_a_segment("it is not a memfd");
+  if ((seals & F_SEAL_SHRINK) == 0) throw_not_a_segment("it is not sealed against shrinking");
   TableStart start = {};
   const auto length = ::pread(memfd.get(), &start, sizeof start, 0);
-  if (length < 0) refuse("cannot read shared memory", errno);
-  if (length != sizeof start || start.magic != kMagic) refuse_foreign("it does not begin with \"lockstep\"");
+  if (length < 0) throw_system_error("cannot read shared memory", errno);
+  if (length != sizeof start || start.magic != kMagic)
+    throw_not_a_segment("it does not start with \"lockstep\"");
   if (start.layout_version != kLayoutVersion) {
-    refuse_foreign(fmt::format("its layout has version {}, ours {}", start.layout_version, kLayoutVersion));
+    throw_not_a_segment(
+        fmt::format("it has layout version {}, ours {}", start.layout_version, kLayoutVersion));
   }
   if (start.count < 1 || start.first_offset != 0 || start.first_bytes < kTableBytes ||
       start.first_bytes % page_bytes() != 0 || start.first_bytes > static_cast<uint64_t>(status.st_size)) {
-    refuse_foreign("its table of extents is damaged");
+    throw_not_a_segment("its table of extents is damaged");
   }
   std::shared_ptr<Segment> segment(new Segment(std::move(memfd), false, key));
   Extent& first = segment->extents_[0];
   first.bytes = start.first_bytes;
   first.data.store(segment->map(first), std::memory_order_release);
   segment->known_.store(1, std::memory_order_release);
-  return Registry::instance().adopt(segment);
+  return Registry::instance().insert(segment);
 }
 
 Segment::Segment(base::Fd memfd, bool owner, FileKey key)
     : memfd_(std::move(memfd)), owner_(owner), key_(key) {}
 
 Segment::~Segment() {
-  // Before the file is closed: after that, its number may come to mean another file.
-  Registry::instance().forget(key_);
+  // Before the file is closed: after that, another file may get its inode number.
+  Registry::instance().remove(key_);
   for (const auto& extent : extents_) {
     if (std::byte* data = extent.data.load()) ::munmap(data, extent.bytes);
   }
@@ -237,10 +241,10 @@ uint64_t Segment::end() const {
 }
 
 std::byte* Segment::map(const Extent& extent) const {
-  // A place with room to spare, of which the part with the right address is used.
+  // Reserves more address space than needed, and uses the part with the right alignment.
   const size_t room = extent.bytes + kHugePageBytes;
   void* reserved = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) refuse_mapping(extent.bytes, errno);
+  if (reserved == MAP_FAILED) throw_mapping_error(extent.bytes, errno);
   auto* const begin = static_cast<std::byte*>(reserved);
   const size_t before = (extent.offset - reinterpret_cast<uintptr_t>(begin)) % kHugePageBytes;
   const size_t after = room - before - extent.bytes;
@@ -249,15 +253,15 @@ std::byte* Segment::map(const Extent& extent) const {
   if (data == MAP_FAILED) {
     const int error = errno;
     ::munmap(begin, room);
-    refuse_mapping(extent.bytes, error);
+    throw_mapping_error(extent.bytes, error);
   }
   if (before > 0) ::munmap(begin, before);
   if (after > 0) ::munmap(begin + before + extent.bytes, after);
   return static_cast<std::byte*>(data);
 }
 
-// Puts a private mapping of the same bytes in the place of the shared one. The kernel does that in one step:
-// a thread that reads or writes there meanwhile sees one or the other, with the same contents.
+// Replaces the shared mapping by a private one of the same bytes. The kernel does that atomically: a thread
+// that accesses the range meanwhile sees one mapping or the other, with the same contents.
 bool Segment::map_privately(std::byte* data, Range range) const {
   return ::mmap(data, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                 memfd_.get(), static_cast<off_t>(range.offset)) != MAP_FAILED;
@@ -267,22 +271,22 @@ void Segment::make_private(const Extent& extent, Range range) const {
   std::byte* const data = extent.data.load(std::memory_order_acquire);
   if (data == nullptr) return;
   auto* const part = data + (range.offset - extent.offset);
-  // Better no memory than one that the parent works with.
+  // If that fails, the child must crash rather than write into the parent's memory.
   if (!map_privately(part, range)) ::mprotect(part, range.bytes, PROT_NONE);
 }
 
-void Segment::become_picture() {
+void Segment::become_copy_on_write() {
   inherited_.store(true);
   std::sort(withdrawn_.begin(), withdrawn_.end(),
             [](const Range& a, const Range& b) { return a.offset < b.offset; });
   for (int i = 0; i < known_.load(); ++i) {
     const auto& extent = extents_[i];
-    // What was withdrawn is private already, and the file has no bytes for it.
+    // Withdrawn ranges are private already, and their pages in the file are freed.
     uint64_t next = extent.offset;
-    for (const auto& gone : withdrawn_) {
-      if (!extent.holds(gone.offset, gone.bytes)) continue;
-      if (gone.offset > next) make_private(extent, {next, gone.offset - next});
-      next = std::max(next, gone.offset + gone.bytes);
+    for (const auto& range : withdrawn_) {
+      if (!extent.contains(range.offset, range.bytes)) continue;
+      if (range.offset > next) make_private(extent, {next, range.offset - next});
+      next = std::max(next, range.offset + range.bytes);
     }
     if (const auto end = extent.offset + extent.bytes; end > next) make_private(extent, {next, end - next});
   }
@@ -291,30 +295,29 @@ void Segment::become_picture() {
 uint64_t Segment::add_extent(size_t bytes) {
   static_assert(sizeof(Table) <= kTableBytes);
   static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
-  if (!owner_) throw UsageError("only the owner of shared memory can add to it");
+  if (!owner_) throw UsageError("only the owner of shared memory can extend it");
 
-  const std::lock_guard lock(growing_);
+  const std::lock_guard lock(extents_mutex_);
   const int number = known_.load(std::memory_order_relaxed);
   if (number == kMaxExtents) {
-    throw SystemError(
-        base::compose({.what = fmt::format("cannot add {} bytes of shared memory", bytes),
-                       .evidence = fmt::format("there are {} extents of {} bytes already, and no more can be",
-                                               number, end()),
-                       .hint = "share memory in larger pieces"}));
+    throw SystemError(base::compose(
+        {.what = fmt::format("cannot add {} bytes of shared memory", bytes),
+         .evidence = fmt::format("it has {} extents with {} bytes, and this is the maximum", number, end()),
+         .hint = "allocate shared memory in larger blocks"}));
   }
   Extent& extent = extents_[number];
   extent.offset = end();
   extent.bytes = whole_pages(std::max<size_t>(bytes, 1));
   if (extent.bytes > static_cast<uint64_t>(INT64_MAX) - extent.offset - kHugePageBytes) {
-    refuse(fmt::format("cannot add {} bytes of shared memory", bytes), EFBIG);
+    throw_system_error(fmt::format("cannot add {} bytes of shared memory", bytes), EFBIG);
   }
   check_file_limit(extent.offset + extent.bytes);
-  // Mapped first, while nothing is there yet: what the file has gained it can never lose again.
+  // Mapped before the file grows: if mapping failed afterwards, the sealed file could not be shrunk again.
   std::byte* data = map(extent);
   if (::ftruncate(memfd_.get(), static_cast<off_t>(extent.offset + extent.bytes)) != 0) {
     const int error = errno;
     ::munmap(data, extent.bytes);
-    refuse(fmt::format("cannot grow shared memory by {} bytes", extent.bytes), error);
+    throw_system_error(fmt::format("cannot grow shared memory by {} bytes", extent.bytes), error);
   }
   extent.data.store(data, std::memory_order_release);
   if (number == 0) {
@@ -330,10 +333,10 @@ uint64_t Segment::add_extent(size_t bytes) {
   return extent.offset;
 }
 
-// Copies the new entries of the table, so that nothing a peer writes there later can mislead us.
-void Segment::learn_extents() {
+// Checks and copies the new entries of the table, so that later writes of a peer have no effect.
+void Segment::read_extent_table() {
   const uint32_t count = table().count.load(std::memory_order_acquire);
-  if (count > kMaxExtents) refuse_foreign("its table of extents is damaged");
+  if (count > kMaxExtents) throw_not_a_segment("its table of extents is damaged");
   const auto size = static_cast<uint64_t>(status_of(memfd_).st_size);
   for (uint32_t number = known_.load(std::memory_order_relaxed); number < count; ++number) {
     const auto& entry = table().entries[number];
@@ -342,18 +345,18 @@ void Segment::learn_extents() {
     extent.bytes = entry.bytes.load(std::memory_order_relaxed);
     if (extent.offset != end() || extent.bytes == 0 || extent.bytes % page_bytes() != 0 ||
         extent.bytes > size - extent.offset) {
-      refuse_foreign("its table of extents is damaged");
+      throw_not_a_segment("its table of extents is damaged");
     }
     known_.store(static_cast<int>(number) + 1, std::memory_order_release);
   }
 }
 
 std::byte* Segment::map_and_find(uint64_t offset, size_t bytes) {
-  const std::lock_guard lock(growing_);
-  learn_extents();
+  const std::lock_guard lock(extents_mutex_);
+  read_extent_table();
   for (int i = 0; i < known_.load(std::memory_order_relaxed); ++i) {
     Extent& extent = extents_[i];
-    if (!extent.holds(offset, bytes)) continue;
+    if (!extent.contains(offset, bytes)) continue;
     std::byte* data = extent.data.load(std::memory_order_acquire);
     if (data == nullptr) {
       data = map(extent);
@@ -362,7 +365,7 @@ std::byte* Segment::map_and_find(uint64_t offset, size_t bytes) {
     return data + (offset - extent.offset);
   }
   throw MismatchError(
-      base::compose({.what = "a rank named shared memory that does not exist",
+      base::compose({.what = "a rank refers to shared memory that does not exist",
                      .evidence = fmt::format("{} bytes at {}, in a segment of {} bytes in {} extents", bytes,
                                              offset, end(), known_.load())}));
 }
@@ -372,7 +375,7 @@ void Segment::prefer_huge_pages(uint64_t offset, size_t bytes) {
   const uint64_t last = (offset + bytes) / kHugePageBytes * kHugePageBytes;
   if (first >= last) return;
   std::byte* const data = at(first, last - first);
-  // The kernel makes no huge page of nothing: each needs a small one to begin with.
+  // MADV_COLLAPSE needs at least one small page in each huge page.
   for (uint64_t begun = 0; begun < last - first; begun += kHugePageBytes) {
     if (::madvise(data + begun, page_bytes(), kPopulateWrite) != 0) return;
   }
@@ -384,7 +387,7 @@ void Segment::release_pages(uint64_t offset, size_t bytes) {
   const uint64_t first = (offset + page - 1) / page * page;
   const uint64_t last = (offset + bytes) / page * page;
   if (first >= last || inherited()) return;
-  // A failure costs memory and nothing else.
+  // A failure only costs memory.
   punch_hole(memfd_, first, last - first);
   if (any_withdrawn_.load(std::memory_order_acquire) && is_withdrawn({first, last - first})) {
     [[maybe_unused]] const int ignored = ::madvise(at(first, last - first), last - first, MADV_DONTNEED);
@@ -406,15 +409,15 @@ std::vector<Segment::Range> Segment::without(const std::vector<Range>& ranges, R
 }
 
 void Segment::forget_withdrawn(Range range) {
-  const std::lock_guard lock(withdrawing_);
+  const std::lock_guard lock(withdrawn_mutex_);
   withdrawn_ = without(withdrawn_, range);
   any_withdrawn_.store(!withdrawn_.empty(), std::memory_order_release);
 }
 
 bool Segment::is_withdrawn(Range range) const {
-  const std::lock_guard lock(withdrawing_);
-  return std::any_of(withdrawn_.begin(), withdrawn_.end(), [&](const Range& gone) {
-    return range.offset < gone.offset + gone.bytes && gone.offset < range.offset + range.bytes;
+  const std::lock_guard lock(withdrawn_mutex_);
+  return std::any_of(withdrawn_.begin(), withdrawn_.end(), [&](const Range& withdrawn) {
+    return range.offset < withdrawn.offset + withdrawn.bytes && withdrawn.offset < range.offset + range.bytes;
   });
 }
 
@@ -426,7 +429,7 @@ void Segment::withdraw(Range range) {
   // What was withdrawn before is private already, and the file has no bytes for it.
   std::vector<Range> left = {{first, last - first}};
   {
-    const std::lock_guard lock(withdrawing_);
+    const std::lock_guard lock(withdrawn_mutex_);
     for (const auto& gone : withdrawn_) left = without(left, gone);
     withdrawn_.insert(withdrawn_.end(), left.begin(), left.end());
     any_withdrawn_.store(true, std::memory_order_release);
@@ -439,17 +442,17 @@ void Segment::take_away(Range range) {
   std::byte* const data = at(first, range.bytes);
   if (!map_privately(data, range)) {
     base::log_warn(
-        "shared memory of a failed group cannot be taken away from the other ranks ({}): one that "
-        "was stopped may still write there",
+        "cannot withdraw the shared memory of a failed group from the other ranks ({}): a rank that was "
+        "stopped may still write to it",
         base::errno_text(errno));
     return;
   }
-  // A private page is the file's until it is written to. The file's pages are freed as we go, so that there
-  // are never two of everything.
+  // A private page is a page of the file until it is written to. The file's pages are freed step by step, so
+  // that the range never occupies twice its memory.
   constexpr size_t kStep = size_t{16} << 20;
   for (uint64_t begin = first; begin < last; begin += kStep) {
     const size_t bytes = std::min<uint64_t>(kStep, last - begin);
-    own_pages(data + (begin - first), bytes);
+    copy_pages(data + (begin - first), bytes);
     punch_hole(memfd_, begin, bytes);
   }
 }

@@ -1,4 +1,4 @@
-// A call or message that was started on an endpoint, as the Work of a group (comm/work.h).
+// The Work (comm/work.h) of a call or message that was started on an endpoint.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 
 namespace lockstep::shm {
 
-// Engine: Call or Message.
-template <class Engine>
+// OperationType: Call or Message.
+template <class OperationType>
 class Started final : public Work::State, private Completion {
  public:
   static std::shared_ptr<Work::State> start(std::shared_ptr<Endpoint> endpoint, Request&& request) {
     auto started = std::make_shared<Started>(std::move(endpoint), std::move(request));
-    // From here until it is complete, the engine refers to it, whatever becomes of the Work.
+    // The engine refers to it until it is complete, even if the Work is destroyed.
     started->self_ = started;
     try {
       started->endpoint_->start(started->operation_);
@@ -43,11 +43,11 @@ class Started final : public Work::State, private Completion {
   }
 
  private:
-  void completed() noexcept override { const auto last_hold = std::move(self_); }
+  void completed() noexcept override { const auto last_reference = std::move(self_); }
   void conclude() noexcept override {}
 
   const std::shared_ptr<Endpoint> endpoint_;
-  Engine operation_;
+  OperationType operation_;
   std::shared_ptr<Started> self_;
 };
 

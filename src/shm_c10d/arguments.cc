@@ -8,62 +8,62 @@
 
 namespace lockstep::shm_c10d {
 
-void Arguments::refuse(const std::string& why) const {
+void Arguments::reject(const std::string& why) const {
   throw compat::ArgumentError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
                               fmt::format("ProcessGroupShm::{}: {}", call_, why));
 }
 
 void Arguments::root(int64_t rank) const {
-  c10d::assertRootRank([&](const std::string& why) { refuse(why); }, static_cast<int>(rank), world_size_);
+  c10d::assertRootRank([&](const std::string& why) { reject(why); }, static_cast<int>(rank), world_size_);
 }
 
 void Arguments::root_tensor(int64_t index, size_t count) const {
-  c10d::assertRootTensor([&](const std::string& why) { refuse(why); }, static_cast<int>(index),
+  c10d::assertRootTensor([&](const std::string& why) { reject(why); }, static_cast<int>(index),
                          static_cast<int>(count));
 }
 
 void Arguments::not_empty(List tensors) const {
-  c10d::assertNonEmpty([&](const std::string& why) { refuse(why); }, tensors);
+  c10d::assertNonEmpty([&](const std::string& why) { reject(why); }, tensors);
 }
 
 void Arguments::single(List tensors) const {
-  c10d::assertSingleElement([&](const std::string& why) { refuse(why); }, tensors);
+  c10d::assertSingleElement([&](const std::string& why) { reject(why); }, tensors);
 }
 
 void Arguments::single_message(List tensors) const {
-  if (tensors.size() != 1) refuse("takes a single tensor");
+  if (tensors.size() != 1) reject("takes a single tensor");
 }
 
 void Arguments::single_input(List tensors) const {
-  c10d::assertSingleElementInput([&](const std::string& why) { refuse(why); }, tensors);
+  c10d::assertSingleElementInput([&](const std::string& why) { reject(why); }, tensors);
 }
 
 void Arguments::single_output(List tensors) const {
-  c10d::assertSingleElementOutput([&](const std::string& why) { refuse(why); }, tensors);
+  c10d::assertSingleElementOutput([&](const std::string& why) { reject(why); }, tensors);
 }
 
 void Arguments::dense(List tensors) const {
   for (const auto& tensor : tensors) {
-    if (!tensor.defined()) refuse("a tensor is undefined");
-    c10d::assertDense([&](const std::string& why) { refuse(why); }, tensor);
+    if (!tensor.defined()) reject("a tensor is undefined");
+    c10d::assertDense([&](const std::string& why) { reject(why); }, tensor);
   }
   on_cpu(tensors);
 }
 
 void Arguments::on_cpu(List tensors) const {
   for (const auto& tensor : tensors) {
-    c10d::assertCPU([&](const std::string& why) { refuse(why); }, tensor);
+    c10d::assertCPU([&](const std::string& why) { reject(why); }, tensor);
   }
 }
 
 void Arguments::sparse_sum(const c10d::ReduceOp& op) const {
   if (op != c10d::ReduceOp::SUM) {
-    refuse("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
+    reject("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
   }
 }
 
 void Arguments::alike(const at::Tensor& like, List tensors) const {
-  const auto fail = [&](const std::string& why) { refuse(why); };
+  const auto fail = [&](const std::string& why) { reject(why); };
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].layout() != like.layout()) c10d::assertLayoutMatch(fail, like.layout(), tensors, i);
   }
@@ -71,28 +71,28 @@ void Arguments::alike(const at::Tensor& like, List tensors) const {
 }
 
 void Arguments::same_type(const at::Tensor& like, List tensors) const {
-  const auto fail = [&](const std::string& why) { refuse(why); };
+  const auto fail = [&](const std::string& why) { reject(why); };
   for (size_t i = 0; i < tensors.size(); ++i) c10d::assertTypeMatch(fail, like.options(), tensors, i);
 }
 
 void Arguments::can_coalesce(List tensors) const {
   not_empty(tensors);
-  c10d::assertLayoutMatch([&](const std::string& why) { refuse(why); }, tensors);
+  c10d::assertLayoutMatch([&](const std::string& why) { reject(why); }, tensors);
   for (const auto& tensor : tensors) {
-    if (!tensor.options().type_equal(tensors[0].options())) refuse("tensors must all have the same type");
-    if (tensor.device() != tensors[0].device()) refuse("tensors must all be on the same device");
+    if (!tensor.options().type_equal(tensors[0].options())) reject("tensors must all have the same type");
+    if (tensor.device() != tensors[0].device()) reject("tensors must all be on the same device");
   }
-  if (tensors[0].layout() != at::kStrided) refuse("unsupported layout");
+  if (tensors[0].layout() != at::kStrided) reject("unsupported layout");
   dense(tensors);
 }
 
 void Arguments::peer(int rank) const {
-  if (rank < 0 || rank >= world_size_) refuse(fmt::format("invalid rank: {}", rank));
-  if (rank == rank_) refuse(fmt::format("invalid rank: {} is this rank itself", rank));
+  if (rank < 0 || rank >= world_size_) reject(fmt::format("invalid rank: {}", rank));
+  if (rank == rank_) reject(fmt::format("invalid rank: {} is this rank itself", rank));
 }
 
 void Arguments::tag(int tag) const {
-  if (tag < 0) refuse("Tag must be nonnegative");
+  if (tag < 0) reject("Tag must be nonnegative");
 }
 
 ReduceOp Arguments::reduction(const c10d::ReduceOp& op) const {
@@ -114,8 +114,7 @@ ReduceOp Arguments::reduction(const c10d::ReduceOp& op) const {
     case c10d::ReduceOp::BXOR:
       return ReduceOp::Bxor;
     default:
-      refuse(
-          "this reduce operation is not supported; there are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR");
+      reject("this reduce operation is not supported; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   }
 }
 

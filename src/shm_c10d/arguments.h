@@ -1,6 +1,6 @@
-// What the arguments of c10d's calls must be. The rules and the words are those of LibTorch's Gloo backend,
-// so that code and tests written for it see no difference; each throws compat::ArgumentError before anything
-// has begun.
+// Checks the arguments of c10d calls. Rules and messages are those of LibTorch's Gloo backend, so that code
+// and tests written for it see no difference. Each check throws compat::ArgumentError, before any operation
+// is started.
 #pragma once
 
 #include <vector>
@@ -25,21 +25,21 @@ class Arguments {
   void single_message(List tensors) const;
   void single_input(List tensors) const;
   void single_output(List tensors) const;
-  // Strided and on the CPU, all of them.
+  // All are strided and on the CPU.
   void dense(List tensors) const;
   void on_cpu(List tensors) const;
-  // The one operation that sparse tensors know.
+  // Sparse tensors can be summed only.
   void sparse_sum(const c10d::ReduceOp& op) const;
-  // Type and size as those of `like`.
+  // Same type and size as `like`.
   void alike(const at::Tensor& like, List tensors) const;
-  // Of any sizes.
+  // Sizes may differ.
   void same_type(const at::Tensor& like, List tensors) const;
-  // For calls that make one tensor of all.
+  // For calls that combine all tensors into one.
   void can_coalesce(List tensors) const;
   void peer(int rank) const;
   void tag(int tag) const;
   ReduceOp reduction(const c10d::ReduceOp& op) const;
-  [[noreturn]] void refuse(const std::string& why) const;
+  [[noreturn]] void reject(const std::string& why) const;
 
  private:
   const char* call_;

@@ -33,7 +33,7 @@ Backend::Backend(std::shared_ptr<shm::Endpoint> endpoint)
   init();
 }
 
-// Waits for nobody: what is under way goes on without it.
+// Does not wait: operations under way continue.
 Backend::~Backend() { endpoint_->retire(); }
 
 Backend::WorkPtr Backend::broadcast(List& tensors, const c10d::BroadcastOptions& options) {
@@ -50,12 +50,12 @@ Backend::WorkPtr Backend::broadcast(List& tensors, const c10d::BroadcastOptions&
                       .type = OpType::BROADCAST,
                       .inputs = tensors,
                       .outputs = {tensors},
-                      .travelling = {wire},
+                      .keep_alive = {wire},
                       .finish =
                           [tensors, wire] {
                             for (const auto& tensor : tensors) bring_home(tensor, wire);
                           }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions& options) {
@@ -65,7 +65,7 @@ Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions&
   if (tensors[0].layout() == at::kSparse) return sparse_allreduce(tensors, options);
   check.dense(tensors);
   const auto op = check.reduction(options.reduceOp);
-  // Several tensors of one rank count as those of several ranks: they are combined here first.
+  // Several tensors of one rank are reduced like those of several ranks. They are combined here first.
   auto wire = dense_of(tensors[0]);
   if (tensors.size() > 1) {
     const auto parts = dense_all(tensors);
@@ -81,12 +81,12 @@ Backend::WorkPtr Backend::allreduce(List& tensors, const c10d::AllreduceOptions&
                       .type = OpType::ALLREDUCE,
                       .inputs = tensors,
                       .outputs = {tensors},
-                      .travelling = {wire},
+                      .keep_alive = {wire},
                       .finish =
                           [tensors, wire] {
                             for (const auto& tensor : tensors) bring_home(tensor, wire);
                           }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::sparse_allreduce(const List& tensors, const c10d::AllreduceOptions& options) {
@@ -95,19 +95,19 @@ Backend::WorkPtr Backend::sparse_allreduce(const List& tensors, const c10d::Allr
   check.sparse_sum(options.reduceOp);
   const auto sum = std::make_shared<SparseSum>(tensors, rank_, size_);
   return Work::start(
-      endpoint_, sum->tell(), [sum] { return sum->gather(); },
+      endpoint_, sum->exchange_facts(), [sum] { return sum->gather(); },
       {.title = "shm:all_reduce",
        .type = OpType::ALLREDUCE,
        .inputs = tensors,
        .outputs = {tensors},
        .finish =
            [tensors, sum] {
-             // Not detached: the new tensor alone would get the memory of what is copied.
+             // Not tensor.detach(): copy_() would replace the sparse contents of the detached tensor only.
              const at::NoGradGuard no_grad;
              const auto result = sum->result();
              for (const auto& tensor : tensors) tensor.copy_(result);
            }},
-      given(options.timeout));
+      engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(List& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -119,9 +119,9 @@ Backend::WorkPtr Backend::allreduce_coalesced(List& tensors, const c10d::Allredu
                       .type = OpType::ALLREDUCE_COALESCED,
                       .inputs = tensors,
                       .outputs = {tensors},
-                      .travelling = {wire},
+                      .keep_alive = {wire},
                       .finish = [tensors, wire] { comm::unflatten(wire, tensors); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::reduce(List& tensors, const c10d::ReduceOptions& options) {
@@ -133,14 +133,14 @@ Backend::WorkPtr Backend::reduce(List& tensors, const c10d::ReduceOptions& optio
   const int root = static_cast<int>(options.rootRank);
   const auto target = tensors[0];
   const auto wire = dense_of(target);
-  Outline outline{.title = "shm:reduce",
-                  .type = OpType::REDUCE,
-                  .inputs = tensors,
-                  .outputs = {tensors},
-                  .travelling = {wire}};
-  if (rank_ == root) outline.finish = [target, wire] { bring_home(target, wire); };
+  WorkInfo info{.title = "shm:reduce",
+                .type = OpType::REDUCE,
+                .inputs = tensors,
+                .outputs = {tensors},
+                .keep_alive = {wire}};
+  if (rank_ == root) info.finish = [target, wire] { bring_home(target, wire); };
   return Work::start(endpoint_, reduce_of(wire, check.reduction(options.reduceOp), root, rank_),
-                     std::move(outline), given(options.timeout));
+                     std::move(info), engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::send(List& tensors, int to, int tag) {
@@ -171,7 +171,7 @@ Backend::WorkPtr Backend::recvAnysource(List& tensors, int tag) {
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   return Work::start(endpoint_, Request{}, {.title = "shm:barrier", .type = OpType::BARRIER},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 }  // namespace lockstep::shm_c10d

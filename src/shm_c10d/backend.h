@@ -1,4 +1,4 @@
-// The shared-memory engine for code that speaks c10d: Python, and C++ written for LibTorch's process groups.
+// The shared-memory engine as a c10d backend: for Python, and for C++ that uses LibTorch's process groups.
 #pragma once
 
 #include <lockstep/c10d.h>
@@ -7,15 +7,15 @@
 
 namespace lockstep::shm_c10d {
 
-// Arguments are checked as LibTorch's Gloo backend checks them, with the same words: compat::ArgumentError.
+// Arguments are checked as in LibTorch's Gloo backend, with the same messages (compat::ArgumentError).
 class Backend : public c10d_backend {
  public:
-  // An owner of the endpoint, which it retires from in the end.
+  // Becomes an owner of the endpoint; the destructor calls its retire().
   explicit Backend(std::shared_ptr<shm::Endpoint> endpoint);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "shm"; }
-  void setSequenceNumberForGroup() override {}  // all ranks count from the beginning
+  void setSequenceNumberForGroup() override {}  // all ranks count from 0
   uint64_t getSequenceNumberForGroup() override { return endpoint_->calls(); }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

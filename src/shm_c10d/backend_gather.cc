@@ -1,5 +1,5 @@
-// The collectives of the backend that collect or distribute the parts of the ranks: all-gather, gather,
-// scatter, reduce-scatter and all-to-all.
+// The backend's collectives that gather or distribute parts: all-gather, gather, scatter, reduce-scatter and
+// all-to-all.
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
@@ -36,8 +36,9 @@ Tensors landing_places(const Tensors& targets) {
   return places;
 }
 
-// What a rank gives must not lie where another rank's part lands; where its own part lands is fine.
-void keep_apart(at::Tensor& wire, const Tensors& landed, int rank) {
+// Copies the input if it overlaps the memory where another rank's part is written. It may be the memory of
+// this rank's own part.
+void avoid_overlap(at::Tensor& wire, const Tensors& landed, int rank) {
   for (size_t i = 0; i < landed.size(); ++i) {
     const bool own = static_cast<int>(i) == rank && wire.data_ptr() == landed[i].data_ptr();
     if (!own && overlap(wire, landed[i])) wire = wire.clone();
@@ -63,13 +64,13 @@ std::vector<int64_t> counts_of(const std::vector<int64_t>& splits, const at::Ten
 
 Backend::WorkPtr Backend::allgather(Lists& outputs, List& inputs, const c10d::AllgatherOptions& options) {
   const Arguments check("allgather", rank_, size_);
-  if (inputs.empty()) check.refuse("requires non-empty input tensor list");
+  if (inputs.empty()) check.reject("requires non-empty input tensor list");
   if (inputs.size() != outputs.size())
-    check.refuse("requires input/output tensor lists to have the same length");
+    check.reject("requires input/output tensor lists to have the same length");
   const size_t expected = inputs.size() * size_;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].size() == expected) continue;
-    check.refuse(fmt::format("invalid output tensor list at index {} (expected length {}, got {})", i,
+    check.reject(fmt::format("invalid output tensor list at index {} (expected length {}, got {})", i,
                              expected, outputs[i].size()));
   }
   check.dense(inputs);
@@ -78,24 +79,25 @@ Backend::WorkPtr Backend::allgather(Lists& outputs, List& inputs, const c10d::Al
     check.dense(list);
     check.alike(inputs[0], list);
   }
-  Outline outline{.title = "shm:all_gather", .type = OpType::ALLGATHER, .inputs = inputs, .outputs = outputs};
+  WorkInfo info{.title = "shm:all_gather", .type = OpType::ALLGATHER, .inputs = inputs, .outputs = outputs};
   if (inputs.size() == 1) {
     auto wire = dense_of(inputs[0]);
     const auto landed = landing_places(outputs[0]);
-    keep_apart(wire, landed, rank_);
-    outline.travelling = landed;
-    outline.travelling.push_back(wire);
-    outline.finish = [targets = outputs[0], landed] { bring_home_all(targets, landed); };
-    return Work::start(endpoint_, all_gather_of(landed, wire, size_), std::move(outline),
-                       given(options.timeout));
+    avoid_overlap(wire, landed, rank_);
+    info.keep_alive = landed;
+    info.keep_alive.push_back(wire);
+    info.finish = [targets = outputs[0], landed] { bring_home_all(targets, landed); };
+    return Work::start(endpoint_, all_gather_of(landed, wire, size_), std::move(info),
+                       engine_timeout(options.timeout));
   }
   const auto wire = comm::flatten(inputs);
   const auto all = at::empty({size_ * wire.numel()}, wire.options());
-  outline.travelling = {wire, all};
-  outline.finish = [outputs, all] {
+  info.keep_alive = {wire, all};
+  info.finish = [outputs, all] {
     for (const auto& list : outputs) comm::unflatten(all, list);
   };
-  return Work::start(endpoint_, all_gather_of(all, wire, size_), std::move(outline), given(options.timeout));
+  return Work::start(endpoint_, all_gather_of(all, wire, size_), std::move(info),
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -104,7 +106,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
   check.dense({output, input});
   check.same_type(input, output);
   if (output.numel() != input.numel() * size_) {
-    check.refuse("output tensor size must be equal to world_size times input tensor size");
+    check.reject("output tensor size must be equal to world_size times input tensor size");
   }
   auto wire = dense_of(input);
   const auto landed = landing_place(output);
@@ -114,28 +116,28 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                       .type = OpType::_ALLGATHER_BASE,
                       .inputs = {input},
                       .outputs = {{output}},
-                      .travelling = {wire, landed},
+                      .keep_alive = {wire, landed},
                       .finish = [output, landed] { bring_home(output, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::allgather_coalesced(Lists& outputs, List& inputs,
                                               const c10d::AllgatherOptions& options) {
   const Arguments check("allgather_coalesced", rank_, size_);
-  if (inputs.empty()) check.refuse("requires non-empty input tensor list");
+  if (inputs.empty()) check.reject("requires non-empty input tensor list");
   if (outputs.size() != static_cast<size_t>(size_))
-    check.refuse("output lists should be equal to world size");
+    check.reject("output lists should be equal to world size");
   check.same_type(inputs[0], inputs);
   check.dense(inputs);
   for (const auto& list : outputs) {
     if (list.size() != inputs.size()) {
-      check.refuse(
+      check.reject(
           fmt::format("invalid output size: (expected length {}, got {})", inputs.size(), list.size()));
     }
     check.dense(list);
     for (size_t i = 0; i < list.size(); ++i) {
       if (list[i].sizes() != inputs[i].sizes()) {
-        check.refuse(fmt::format("invalid size of output tensor at index {}", i));
+        check.reject(fmt::format("invalid size of output tensor at index {}", i));
       }
     }
     check.same_type(inputs[0], list);
@@ -147,7 +149,7 @@ Backend::WorkPtr Backend::allgather_coalesced(Lists& outputs, List& inputs,
                       .type = OpType::ALLGATHER_COALESCED,
                       .inputs = inputs,
                       .outputs = outputs,
-                      .travelling = {wire, all},
+                      .keep_alive = {wire, all},
                       .finish =
                           [outputs, all, each = wire.numel()] {
                             for (size_t i = 0; i < outputs.size(); ++i) {
@@ -155,7 +157,7 @@ Backend::WorkPtr Backend::allgather_coalesced(Lists& outputs, List& inputs,
                                               outputs[i]);
                             }
                           }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::gather(Lists& outputs, List& inputs, const c10d::GatherOptions& options) {
@@ -166,11 +168,11 @@ Backend::WorkPtr Backend::gather(Lists& outputs, List& inputs, const c10d::Gathe
   const int root = static_cast<int>(options.rootRank);
   if (rank_ == root) {
     if (outputs.size() != 1) {
-      check.refuse(
+      check.reject(
           fmt::format("requires a single-element output list containing a list with {} tensors.", size_));
     }
     if (outputs[0].size() != static_cast<size_t>(size_)) {
-      check.refuse(
+      check.reject(
           fmt::format("Incorrect output list size {}. Output list size should be {}, same as size of the "
                       "process group.",
                       outputs[0].size(), size_));
@@ -178,22 +180,22 @@ Backend::WorkPtr Backend::gather(Lists& outputs, List& inputs, const c10d::Gathe
     check.dense(outputs[0]);
     check.alike(inputs[0], outputs[0]);
   } else if (!outputs.empty()) {
-    check.refuse("requires empty output on non-root");
+    check.reject("requires empty output on non-root");
   }
   const auto targets = rank_ == root ? outputs[0] : List{};
   auto wire = dense_of(inputs[0]);
   const auto landed = landing_places(targets);
-  keep_apart(wire, landed, rank_);
-  auto travelling = landed;
-  travelling.push_back(wire);
+  avoid_overlap(wire, landed, rank_);
+  auto keep_alive = landed;
+  keep_alive.push_back(wire);
   return Work::start(endpoint_, gather_of(landed, wire, root),
                      {.title = "shm:gather",
                       .type = OpType::GATHER,
                       .inputs = inputs,
                       .outputs = outputs,
-                      .travelling = std::move(travelling),
+                      .keep_alive = std::move(keep_alive),
                       .finish = [targets, landed] { bring_home_all(targets, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::scatter(List& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
@@ -204,11 +206,11 @@ Backend::WorkPtr Backend::scatter(List& outputs, Lists& inputs, const c10d::Scat
   const int root = static_cast<int>(options.rootRank);
   if (rank_ == root) {
     if (inputs.size() != 1) {
-      check.refuse(
+      check.reject(
           fmt::format("requires a single-element input list containing a list with {} tensors", size_));
     }
     if (inputs[0].size() != static_cast<size_t>(size_)) {
-      check.refuse(
+      check.reject(
           fmt::format("Incorrect input list size {}. Input list size should be {}, same as size of the "
                       "process group.",
                       inputs[0].size(), size_));
@@ -216,21 +218,21 @@ Backend::WorkPtr Backend::scatter(List& outputs, Lists& inputs, const c10d::Scat
     check.dense(inputs[0]);
     check.alike(outputs[0], inputs[0]);
   } else if (!inputs.empty()) {
-    check.refuse("requires empty input on non-root");
+    check.reject("requires empty input on non-root");
   }
   const auto target = outputs[0];
   const auto landed = landing_place(target);
-  auto travelling = rank_ == root ? dense_all(inputs[0]) : List{};
-  auto request = scatter_of(landed, travelling, root);
-  travelling.push_back(landed);
+  auto keep_alive = rank_ == root ? dense_all(inputs[0]) : List{};
+  auto request = scatter_of(landed, keep_alive, root);
+  keep_alive.push_back(landed);
   return Work::start(endpoint_, std::move(request),
                      {.title = "shm:scatter",
                       .type = OpType::SCATTER,
                       .inputs = rank_ == root ? inputs[0] : List{},
                       .outputs = {outputs},
-                      .travelling = std::move(travelling),
+                      .keep_alive = std::move(keep_alive),
                       .finish = [target, landed] { bring_home(target, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::reduce_scatter(List& outputs, Lists& inputs,
@@ -238,11 +240,11 @@ Backend::WorkPtr Backend::reduce_scatter(List& outputs, Lists& inputs,
   const Arguments check("reduce_scatter", rank_, size_);
   check.single_output(outputs);
   if (inputs.size() != 1) {
-    check.refuse(
+    check.reject(
         fmt::format("requires a single-element input list containing a list with {} tensors", size_));
   }
   if (inputs[0].size() != static_cast<size_t>(size_)) {
-    check.refuse(fmt::format("invalid input tensor list at index 0 (expected length {}, got {})", size_,
+    check.reject(fmt::format("invalid input tensor list at index 0 (expected length {}, got {})", size_,
                              inputs[0].size()));
   }
   check.dense(outputs);
@@ -250,20 +252,20 @@ Backend::WorkPtr Backend::reduce_scatter(List& outputs, Lists& inputs,
   check.alike(outputs[0], inputs[0]);
   const auto target = outputs[0];
   auto landed = landing_place(target);
-  auto travelling = dense_all(inputs[0]);
-  for (const auto& input : travelling) {
+  auto keep_alive = dense_all(inputs[0]);
+  for (const auto& input : keep_alive) {
     if (overlap(input, landed)) landed = at::empty_like(landed);
   }
-  auto request = reduce_scatter_of(landed, travelling, check.reduction(options.reduceOp), size_);
-  travelling.push_back(landed);
+  auto request = reduce_scatter_of(landed, keep_alive, check.reduction(options.reduceOp), size_);
+  keep_alive.push_back(landed);
   return Work::start(endpoint_, std::move(request),
                      {.title = "shm:reduce_scatter",
                       .type = OpType::REDUCE_SCATTER,
                       .inputs = inputs[0],
                       .outputs = {outputs},
-                      .travelling = std::move(travelling),
+                      .keep_alive = std::move(keep_alive),
                       .finish = [target, landed] { bring_home(target, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -272,7 +274,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
   check.dense({output, input});
   check.same_type(input, output);
   if (input.numel() != output.numel() * size_) {
-    check.refuse("input tensor must be the same size as output size times world size");
+    check.reject("input tensor must be the same size as output size times world size");
   }
   const auto wire = dense_of(input);
   auto landed = landing_place(output);
@@ -282,9 +284,9 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                       .type = OpType::_REDUCE_SCATTER_BASE,
                       .inputs = {input},
                       .outputs = {{output}},
-                      .travelling = {wire, landed},
+                      .keep_alive = {wire, landed},
                       .finish = [output, landed] { bring_home(output, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -298,23 +300,23 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const auto input_counts = counts_of(input_splits, input, size_);
   auto wire = dense_of(input);
   const auto landed = landing_place(output);
-  // Pieces arrive while others are still being given.
+  // Some pieces are written while others are still being read.
   if (overlap(wire, landed)) wire = wire.clone();
   return Work::start(endpoint_, all_to_all_of(landed, wire, output_counts, input_counts),
                      {.title = "shm:all_to_all",
                       .type = OpType::ALLTOALL_BASE,
                       .inputs = {input},
                       .outputs = {{output}},
-                      .travelling = {wire, landed},
+                      .keep_alive = {wire, landed},
                       .finish = [output, landed] { bring_home(output, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 Backend::WorkPtr Backend::alltoall(List& outputs, List& inputs, const c10d::AllToAllOptions& options) {
   const Arguments check("alltoall", rank_, size_);
   if (outputs.size() != static_cast<size_t>(size_))
-    check.refuse("output lists should be equal to world size");
-  if (inputs.size() != static_cast<size_t>(size_)) check.refuse("input lists should be equal to world size");
+    check.reject("output lists should be equal to world size");
+  if (inputs.size() != static_cast<size_t>(size_)) check.reject("input lists should be equal to world size");
   check.dense(inputs);
   check.dense(outputs);
   check.same_type(inputs[0], inputs);
@@ -326,16 +328,16 @@ Backend::WorkPtr Backend::alltoall(List& outputs, List& inputs, const c10d::AllT
       if (overlap(wire, place)) wire = wire.clone();
     }
   }
-  auto travelling = landed;
-  travelling.insert(travelling.end(), wires.begin(), wires.end());
+  auto keep_alive = landed;
+  keep_alive.insert(keep_alive.end(), wires.begin(), wires.end());
   return Work::start(endpoint_, all_to_all_of(landed, wires),
                      {.title = "shm:all_to_all",
                       .type = OpType::ALLTOALL,
                       .inputs = inputs,
                       .outputs = {outputs},
-                      .travelling = std::move(travelling),
+                      .keep_alive = std::move(keep_alive),
                       .finish = [outputs, landed] { bring_home_all(outputs, landed); }},
-                     given(options.timeout));
+                     engine_timeout(options.timeout));
 }
 
 }  // namespace lockstep::shm_c10d

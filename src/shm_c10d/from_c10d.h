@@ -9,8 +9,8 @@
 
 namespace lockstep::shm_c10d {
 
-// A call without a timeout of its own uses that of the group: negative in c10d, 0 in the engine.
-inline std::chrono::milliseconds given(std::chrono::milliseconds timeout) {
+// Without its own timeout, a call uses that of the group: a negative value in c10d, 0 in the engine.
+inline std::chrono::milliseconds engine_timeout(std::chrono::milliseconds timeout) {
   return std::max(timeout, std::chrono::milliseconds(0));
 }
 

@@ -1,4 +1,4 @@
-// c10d's monitored barrier: one that says, on rank 0, who did not come.
+// c10d's monitored barrier: on rank 0, it reports the ranks that did not arrive.
 #include <algorithm>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The others wait longer than rank 0, which is to say who is missing.
+// The other ranks wait longer than rank 0, so that rank 0 can report the missing ranks first.
 constexpr auto kGrace = 1s;
 
 std::vector<int> both(const std::vector<int>& a, const std::vector<int>& b) {
@@ -27,7 +27,7 @@ std::vector<int> both(const std::vector<int>& a, const std::vector<int>& b) {
 
 }  // namespace
 
-// The words are c10d's: programs and tests look for them.
+// The messages are those of c10d, because programs and tests search for them.
 void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const auto timeout = options.timeout < 0ms ? endpoint_->timeout() : options.timeout;
   if (rank_ == 0 && timeout == 0ms) {
@@ -48,7 +48,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
                                    "waiting for send/recv from rank 0. {}",
                                    rank_, error.what()));
     }
-    // A rank that has ended fails the barrier at once. Those who come all the same can still be seen.
+    // If a rank has ended, the barrier fails at once. Ranks that arrive later are still visible.
     while (wait_all_ranks && !endpoint_->absent(call.number).empty() &&
            shm::Endpoint::Clock::now() < deadline) {
       std::this_thread::sleep_for(5ms);

@@ -14,14 +14,14 @@ namespace lockstep::shm_c10d {
 
 namespace {
 
-// What each rank tells: these, and then its sizes.
+// The facts that the ranks exchange; the sizes follow.
 enum Fact : int64_t { kElements, kSparseDims, kDims, kSizes };
 constexpr int64_t kMostDims = 64;  // LibTorch's own limit
 constexpr int64_t kFacts = kSizes + kMostDims;
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view({-1}).view(at::kByte); }
 
-// Two ranks' facts agree in everything but the number of elements.
+// Whether all facts but the number of elements agree.
 bool can_be_added(const int64_t* mine, const int64_t* theirs) {
   return std::equal(mine + kSparseDims, mine + kFacts, theirs + kSparseDims);
 }
@@ -49,7 +49,7 @@ SparseSum::SparseSum(const std::vector<at::Tensor>& tensors, int rank, int world
   all_facts_ = at::empty({world_size * kFacts}, at::kLong);
 }
 
-comm::Request SparseSum::tell() { return comm::all_gather_of(all_facts_, facts_, world_size_); }
+comm::Request SparseSum::exchange_facts() { return comm::all_gather_of(all_facts_, facts_, world_size_); }
 
 comm::Request SparseSum::gather() {
   const auto* mine = facts_.data_ptr<int64_t>();
@@ -58,11 +58,11 @@ comm::Request SparseSum::gather() {
     const auto* theirs = all_facts_.data_ptr<int64_t>() + rank * kFacts;
     if (!can_be_added(mine, theirs)) {
       throw MismatchError(
-          base::compose({.what = "all_reduce of sparse tensors cannot be done",
+          base::compose({.what = "all_reduce of sparse tensors failed",
                          .where = fmt::format("rank {}/{}", rank_, world_size_),
                          .evidence = fmt::format("this rank's tensor is {}, that of rank {} is {}",
                                                  describe(mine), rank, describe(theirs)),
-                         .hint = "all ranks must give tensors of the same sizes"}));
+                         .hint = "all ranks must pass tensors of the same sizes and sparse dimensions"}));
     }
     most = std::max(most, theirs[kElements]);
   }
@@ -75,7 +75,7 @@ comm::Request SparseSum::gather() {
   elements_.narrow(0, indices.numel(), values.numel()).copy_(values);
   all_elements_ = at::empty({world_size_ * elements_.numel()}, at::kByte);
   auto request = comm::all_gather_of(all_elements_, elements_, world_size_);
-  // Tells sums of other types apart, of which the bytes may be as many.
+  // So that the comparison of the ranks' calls detects different types with the same number of bytes.
   request.dtype = mine_.scalar_type();
   request.count = most;
   return request;
@@ -87,7 +87,7 @@ at::Tensor SparseSum::result() const {
   for (int rank = 0; rank < world_size_; ++rank) {
     const auto count = all_facts_.data_ptr<int64_t>()[rank * kFacts + kElements];
     value_sizes[0] = count;
-    // Cloned: views of bytes need not be aligned.
+    // Cloned, because a view into bytes may be unaligned.
     const auto bytes = all_elements_.narrow(0, rank * elements_.numel(), elements_.numel());
     const auto index_bytes = mine_.sparse_dim() * count * static_cast<int64_t>(sizeof(int64_t));
     const auto value_bytes = c10::multiply_integers(value_sizes) * static_cast<int64_t>(mine_.element_size());

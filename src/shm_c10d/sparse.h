@@ -1,5 +1,5 @@
-// The sum of sparse tensors over all ranks, as two collectives: the ranks tell each other how many elements
-// each has, and then gather indices and values.
+// The sum of sparse tensors over all ranks, as two collectives: the ranks exchange how many elements each
+// has, and then gather indices and values.
 #pragma once
 
 #include <vector>
@@ -12,14 +12,14 @@ namespace lockstep::shm_c10d {
 
 class SparseSum {
  public:
-  // Of this rank: COO tensors of one type and size.
+  // This rank's COO tensors, of the same type and size.
   SparseSum(const std::vector<at::Tensor>& tensors, int rank, int world_size);
 
   // The first collective.
-  comm::Request tell();
-  // The second one, when the first is done. Throws MismatchError if the ranks' tensors cannot be added.
+  comm::Request exchange_facts();
+  // The second one, after the first is complete. Throws MismatchError if the ranks' tensors cannot be added.
   comm::Request gather();
-  // When that is done. Coalesced, added in the order of the ranks.
+  // After the second is complete. Coalesced; added in rank order.
   at::Tensor result() const;
 
  private:
@@ -28,7 +28,7 @@ class SparseSum {
   at::Tensor mine_;   // coalesced
   at::Tensor facts_;  // of this rank
   at::Tensor all_facts_;
-  at::Tensor elements_;  // bytes: this rank's indices, then its values, with room for the most of any rank
+  at::Tensor elements_;  // bytes: this rank's indices, then its values; as large as the largest of any rank
   at::Tensor all_elements_;
 };
 

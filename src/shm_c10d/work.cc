@@ -12,14 +12,14 @@
 
 namespace lockstep::shm_c10d {
 
-Work::Work(std::shared_ptr<shm::Endpoint> endpoint, Outline outline)
-    : c10d::Work(endpoint->rank(), outline.type, outline.title, outline.inputs),
+Work::Work(std::shared_ptr<shm::Endpoint> endpoint, WorkInfo info)
+    : c10d::Work(endpoint->rank(), info.type, info.title, info.inputs),
       endpoint_(std::move(endpoint)),
-      outline_(std::move(outline)) {}
+      info_(std::move(info)) {}
 
 c10::intrusive_ptr<Work> Work::start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request request,
-                                     Outline outline, std::chrono::milliseconds timeout) {
-  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
+                                     WorkInfo info, std::chrono::milliseconds timeout) {
+  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(info));
   work->request_ = std::move(request);
   work->call_.emplace(work->request_);
   work->start_call(timeout);
@@ -27,14 +27,14 @@ c10::intrusive_ptr<Work> Work::start(std::shared_ptr<shm::Endpoint> endpoint, co
 }
 
 c10::intrusive_ptr<Work> Work::start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request first,
-                                     std::function<comm::Request()> second, Outline outline,
+                                     std::function<comm::Request()> second, WorkInfo info,
                                      std::chrono::milliseconds timeout) {
-  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(outline));
+  auto work = c10::make_intrusive<Work>(std::move(endpoint), std::move(info));
   work->first_request_ = std::move(first);
   work->first_.emplace(work->first_request_);
   work->request_.kind = work->first_request_.kind;
   work->call_.emplace(work->request_);
-  work->call_->before = &*work->first_;
+  work->call_->predecessor = &*work->first_;
   work->call_->prepare = std::move(second);
   work->start_call(timeout);
   return work;
@@ -55,7 +55,7 @@ void Work::start_call(std::chrono::milliseconds timeout) {
 c10::intrusive_ptr<Work> Work::send(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor, int to,
                                     int tag) {
   auto work = c10::make_intrusive<Work>(
-      std::move(endpoint), Outline{.title = "shm:send", .type = c10d::OpType::SEND, .inputs = {tensor}});
+      std::move(endpoint), WorkInfo{.title = "shm:send", .type = c10d::OpType::SEND, .inputs = {tensor}});
   work->start_message(comm::send_of(tensor, to, tag), tensor);
   return work;
 }
@@ -64,12 +64,12 @@ c10::intrusive_ptr<Work> Work::receive(std::shared_ptr<shm::Endpoint> endpoint, 
                                        int from, int tag) {
   const bool any = from == comm::kAnyRank;
   auto work = c10::make_intrusive<Work>(
-      std::move(endpoint), Outline{.title = any ? "shm:recvAnySource" : "shm:recv",
-                                   .type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
-                                   .inputs = {tensor},
-                                   .outputs = {{tensor}}});
+      std::move(endpoint), WorkInfo{.title = any ? "shm:recvAnySource" : "shm:recv",
+                                    .type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
+                                    .inputs = {tensor},
+                                    .outputs = {{tensor}}});
   const auto landed = comm::landing_place(tensor);
-  work->outline_.finish = [tensor, landed] { comm::bring_home(tensor, landed); };
+  work->info_.finish = [tensor, landed] { comm::bring_home(tensor, landed); };
   work->start_message(comm::receive_of(landed, from, tag), landed);
   return work;
 }
@@ -77,7 +77,7 @@ c10::intrusive_ptr<Work> Work::receive(std::shared_ptr<shm::Endpoint> endpoint, 
 void Work::start_message(comm::Request request, const at::Tensor& tensor) {
   message_.emplace(request);
   message_->owner = this;
-  outline_.travelling = {tensor};
+  info_.keep_alive = {tensor};
   self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
   try {
     endpoint_->start(*message_);
@@ -93,20 +93,20 @@ shm::Operation& Work::operation() {
 }
 
 void Work::completed() noexcept {
-  outcome_ = operation().error;
+  error_ = operation().error;
   try {
-    if (!outcome_ && outline_.finish) outline_.finish();
+    if (!error_ && info_.finish) info_.finish();
   } catch (...) {
-    outcome_ = std::current_exception();
+    error_ = std::current_exception();
   }
-  outline_.finish = nullptr;
-  outline_.travelling.clear();
+  info_.finish = nullptr;
+  info_.keep_alive.clear();
   bool has_future = false;
   {
     const std::lock_guard lock(mutex_);
     has_future = future_ != nullptr;
   }
-  // A future has callbacks of the user's, who may hold a lock right now that they want.
+  // A future has user callbacks. They may need a lock that the user holds in this thread.
   if (has_future) {
     endpoint_->defer(*this);
   } else {
@@ -116,29 +116,29 @@ void Work::completed() noexcept {
 
 void Work::conclude() noexcept {
   run_callbacks();
-  finish(outcome_);
-  run_callbacks();  // of a future that was asked for meanwhile
-  // May be the end of *this, so nothing of it may be touched any more: not even by reset(), which writes
-  // last.
-  const auto last_hold = std::move(self_);
+  finish(error_);
+  run_callbacks();  // of a future that was requested meanwhile
+  // This may destroy *this, so no member may be accessed afterwards. (self_.reset() would write to it after
+  // the destruction.)
+  const auto last_reference = std::move(self_);
 }
 
-// What they throw has nowhere to go but to the group.
+// No caller can catch what a callback throws, so it becomes an error of the group.
 void Work::run_callbacks() noexcept {
   std::string why;
   try {
-    settle_future();
+    complete_future();
     return;
   } catch (const std::exception& error) {
     why = error.what();
   } catch (...) {
-    why = "something that is no std::exception";
+    why = "something that is not a std::exception";
   }
   endpoint_->fail(
-      "Error", base::compose({.what = fmt::format("a callback of {} threw", outline_.title),
+      "Error", base::compose({.what = fmt::format("a callback of {} threw", info_.title),
                               .where = fmt::format("rank {}/{}", endpoint_->rank(), endpoint_->world_size()),
                               .evidence = why,
-                              .hint = "catch in the callback what it can deal with"}));
+                              .hint = "catch exceptions inside the callback"}));
 }
 
 bool Work::isCompleted() {
@@ -150,16 +150,16 @@ bool Work::isCompleted() {
 int Work::sourceRank() const {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(completed_ && message_ && !message_->outgoing,
-              "sourceRank() is known of a message that has been received only");
+              "sourceRank() is available only after a message was received");
   return message_->peer;
 }
 
 std::vector<at::Tensor> Work::result() {
   TORCH_CHECK(isCompleted(),
               "Work needs to be completed before calling result(). Should call wait() before result().");
-  TORCH_CHECK(outline_.outputs.size() <= 1,
+  TORCH_CHECK(info_.outputs.size() <= 1,
               "work result does not support list of lists, use .getFuture() and value()");
-  return outline_.outputs.empty() ? std::vector<at::Tensor>{} : outline_.outputs.front();
+  return info_.outputs.empty() ? std::vector<at::Tensor>{} : info_.outputs.front();
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
@@ -167,20 +167,21 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     std::optional<shm::Endpoint::Clock::time_point> until;
     if (timeout.count() > 0) until = shm::Endpoint::Clock::now() + timeout;
     const auto waited = endpoint_->wait(operation(), until);
-    if (waited == shm::Endpoint::Waited::Interrupted) return false;
-    if (waited == shm::Endpoint::Waited::TimedOut) {
+    if (waited == shm::Endpoint::WaitResult::Interrupted) return false;
+    if (waited == shm::Endpoint::WaitResult::TimedOut) {
       throw TimeoutError(
-          fmt::format("Timed out: a wait of {} ms ended before the call did, which goes on\nhint: "
+          fmt::format("Timed out: the operation was not complete after {} ms; it continues\nhint: "
                       "wait again, or longer",
                       timeout.count()));
     }
-    // Another thread may be about to say so, after it has told those who hold the future.
+    // Another thread may still be running callbacks of the future, before it sets completed_.
     std::unique_lock lock(mutex_);
     const auto done = [&] { return completed_; };
     if (!until) {
       cv_.wait(lock, done);
     } else if (!cv_.wait_until(lock, *until, done)) {
-      throw TimeoutError("Timed out: the callbacks of the call have not ended\nhint: wait again, or longer");
+      throw TimeoutError(
+          "Timed out: the callbacks of the operation have not returned\nhint: wait again, or longer");
     }
   }
   if (const auto error = c10d::Work::exception()) std::rethrow_exception(error);
@@ -190,9 +191,9 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 void Work::abort() { endpoint_->interrupt(operation()); }
 
 c10::IValue Work::value() const {
-  if (outline_.outputs.empty()) return std::vector<at::Tensor>{};
-  if (outline_.outputs.size() == 1) return outline_.outputs.front();
-  return outline_.outputs;
+  if (info_.outputs.empty()) return std::vector<at::Tensor>{};
+  if (info_.outputs.size() == 1) return info_.outputs.front();
+  return info_.outputs;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
@@ -202,23 +203,23 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     if (!future_) {
       const auto tensors = c10::ListType::ofTensors();
       future_ = c10::make_intrusive<c10::ivalue::Future>(
-          outline_.outputs.size() > 1 ? c10::TypePtr(c10::ListType::create(tensors)) : c10::TypePtr(tensors));
+          info_.outputs.size() > 1 ? c10::TypePtr(c10::ListType::create(tensors)) : c10::TypePtr(tensors));
     }
     done = completed_;
   }
-  if (done) settle_future();
+  if (done) complete_future();
   return future_;
 }
 
-void Work::settle_future() {
+void Work::complete_future() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
-    if (!future_ || future_settled_) return;
-    future_settled_ = true;
+    if (!future_ || future_completed_) return;
+    future_completed_ = true;
     future = future_;
-    error = outcome_;
+    error = error_;
   }
   if (error) {
     future->setError(error);

@@ -1,4 +1,4 @@
-// c10d's handle of a call or message of an endpoint.
+// c10d's handle of an operation (a call or a message) of an endpoint.
 #pragma once
 
 #include <functional>
@@ -12,41 +12,41 @@
 
 namespace lockstep::shm_c10d {
 
-// What there is to a call besides the engine's part of it.
-struct Outline {
+// What c10d needs to know about an operation, in addition to the engine's request.
+struct WorkInfo {
   const char* title;  // "shm:all_reduce", for the profiler
   c10d::OpType type;
-  std::vector<at::Tensor> inputs;                // shown to the profiler
-  std::vector<std::vector<at::Tensor>> outputs;  // what result() and the future give
-  std::vector<at::Tensor> travelling = {};       // kept alive meanwhile
-  std::function<void()> finish = {};             // brings what travelled into the caller's tensors
+  std::vector<at::Tensor> inputs;                // for the profiler
+  std::vector<std::vector<at::Tensor>> outputs;  // what result() and the future return
+  std::vector<at::Tensor> keep_alive = {};       // buffers that must exist until it is complete
+  std::function<void()> finish = {};             // copies results from these buffers to the caller's tensors
 };
 
 class Work : public c10d::Work, private shm::Completion {
  public:
   static c10::intrusive_ptr<Work> start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request request,
-                                        Outline outline, std::chrono::milliseconds timeout);
-  // Two collectives, of which the second depends on the results of the first.
+                                        WorkInfo info, std::chrono::milliseconds timeout);
+  // Two calls; the request of the second depends on the results of the first.
   static c10::intrusive_ptr<Work> start(std::shared_ptr<shm::Endpoint> endpoint, comm::Request first,
-                                        std::function<comm::Request()> second, Outline outline,
+                                        std::function<comm::Request()> second, WorkInfo info,
                                         std::chrono::milliseconds timeout);
   static c10::intrusive_ptr<Work> send(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor,
                                        int to, int tag);
   static c10::intrusive_ptr<Work> receive(std::shared_ptr<shm::Endpoint> endpoint, const at::Tensor& tensor,
-                                          int from, int tag);  // a tensor of any strides
+                                          int from, int tag);  // the tensor may have any strides
 
   bool isCompleted() override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override {}
-  // Helps to do the work. A timeout of this wait is not one of the call, which goes on.
+  // Advances the operation meanwhile. If the timeout of this wait expires, the operation continues.
   bool wait(std::chrono::milliseconds timeout) override;
-  // Makes the wait that is under way, or the next one, return false. The call itself goes on, as with Gloo: a
-  // rank alone cannot take back what the others have seen.
+  // Makes the current wait, or else the next one, return false. The operation itself continues, as with Gloo,
+  // because a single rank cannot cancel what the other ranks have already seen.
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  Work(std::shared_ptr<shm::Endpoint> endpoint, Outline outline);
+  Work(std::shared_ptr<shm::Endpoint> endpoint, WorkInfo info);
 
  private:
   void completed() noexcept override;
@@ -55,20 +55,20 @@ class Work : public c10d::Work, private shm::Completion {
   void start_message(comm::Request request, const at::Tensor& tensor);
   void start_call(std::chrono::milliseconds timeout);
   c10::IValue value() const;
-  void settle_future();
+  void complete_future();
   void run_callbacks() noexcept;
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
-  Outline outline_;
-  // One of three: a message, a call, or a call and one before it.
+  WorkInfo info_;
+  // Either message_, or call_, or call_ with its predecessor first_.
   comm::Request first_request_, request_;
   std::optional<shm::Call> first_, call_;
   std::optional<shm::Message> message_;
-  // From the start until it is complete, the engine holds on to it.
+  // Set while the engine refers to this object: from the start until the operation is complete.
   c10::intrusive_ptr<Work> self_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  bool future_settled_ = false;
-  std::exception_ptr outcome_;
+  bool future_completed_ = false;
+  std::exception_ptr error_;
 };
 
 }  // namespace lockstep::shm_c10d

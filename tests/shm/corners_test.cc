@@ -59,7 +59,7 @@ TEST(Corners, ACallbackThatThrowsAnything) {
     const auto second = all_reduce(ranks[1], {filled(1)});
     EXPECT_TRUE(first->wait(20s));
     EXPECT_TRUE(second->wait(20s));
-    const auto said = anything ? "no std::exception" : "the callback is broken";
+    const auto said = anything ? "not a std::exception" : "the callback is broken";
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT_THAT(error_of([&] { ranks[rank].barrier()->wait(20s); }), ::testing::HasSubstr(said));
     }

@@ -180,7 +180,7 @@ TEST_P(Worlds, ConnectAsThreads) {
         EXPECT_EQ(static_cast<bool>(peers[other].socket), other != rank);
         EXPECT_FALSE(peers[other].process);
       }
-      EXPECT_THAT(meshes[rank]->gone(), IsEmpty());
+      EXPECT_THAT(meshes[rank]->ended_ranks(), IsEmpty());
       EXPECT_THROW(connect(*meshes[rank]), UsageError);
     }
     // Sockets and segments only; no rank listens any more.
@@ -209,8 +209,8 @@ TEST_P(Worlds, ConnectAsProcesses) {
       EXPECT_EQ(mesh.peers()[other].segment->owner(), other == rank);
       EXPECT_EQ(static_cast<bool>(mesh.peers()[other].process), other != rank);
     }
-    EXPECT_THAT(mesh.gone(), IsEmpty());
-    EXPECT_EQ(mesh.how_ended((rank + 1) % world), "");
+    EXPECT_THAT(mesh.ended_ranks(), IsEmpty());
+    EXPECT_EQ(mesh.describe_end((rank + 1) % world), "");
     // No rank may leave while others check that all are present.
     auto here = std::atomic_ref(*reinterpret_cast<uint64_t*>(mesh.peers()[0].segment->at(kFree + 8, 8)));
     here.fetch_add(1);
@@ -238,9 +238,9 @@ TEST(Mesh, AThreadIsGoneWithItsMesh) {
     connect(*meshes[rank]);
   });
   meshes[1].reset();
-  EXPECT_THAT(meshes[0]->gone(), ElementsAre(1));
-  EXPECT_THAT(meshes[2]->gone(), ElementsAre(1));
-  EXPECT_EQ(meshes[0]->how_ended(1), "");
+  EXPECT_THAT(meshes[0]->ended_ranks(), ElementsAre(1));
+  EXPECT_THAT(meshes[2]->ended_ranks(), ElementsAre(1));
+  EXPECT_EQ(meshes[0]->describe_end(1), "");
   // Its segment remains valid for the ranks that have mapped it.
   EXPECT_NO_THROW(meshes[0]->peers()[1].segment->at(kFree, 1));
 }
@@ -282,38 +282,38 @@ TEST_F(Watched, AKillIsSeenAtOnceAndNamed) {
   // Rank 2 watches too, and exits with 0 if it sees the same.
   start(3, [](Mesh& mesh) {
     if (mesh.peers()[1].segment->owner()) return stay(mesh);
-    const bool seen = until([&] { return mesh.gone() == std::vector{1}; });
-    const bool named = until([&] { return mesh.how_ended(1) == "killed by signal 9 (Killed)"; });
+    const bool seen = until([&] { return mesh.ended_ranks() == std::vector{1}; });
+    const bool named = until([&] { return mesh.describe_end(1) == "killed by signal 9 (Killed)"; });
     return seen && named ? 0 : 1;
   });
   const auto before = Clock::now();
   children_[0]->kill();
-  while (mesh_->gone().empty() && Clock::now() < before + 5s) std::this_thread::sleep_for(1ms);
+  while (mesh_->ended_ranks().empty() && Clock::now() < before + 5s) std::this_thread::sleep_for(1ms);
   EXPECT_LT(Clock::now() - before, 100ms);
   children_[0]->wait();
-  EXPECT_EQ(mesh_->how_ended(1), "killed by signal 9 (Killed)");
+  EXPECT_EQ(mesh_->describe_end(1), "killed by signal 9 (Killed)");
   children_[1]->wait();
   EXPECT_EQ(children_[1]->reap(), 0);
-  EXPECT_THAT(mesh_->gone(), ElementsAre(1, 2));
+  EXPECT_THAT(mesh_->ended_ranks(), ElementsAre(1, 2));
   // After reaping, new kernels still report how it ended; old ones do not.
   children_[0]->reap();
-  EXPECT_THAT(mesh_->how_ended(1), AnyOf("killed by signal 9 (Killed)", ""));
+  EXPECT_THAT(mesh_->describe_end(1), AnyOf("killed by signal 9 (Killed)", ""));
 }
 
 TEST_F(Watched, AnExitIsNamed) {
   start(2, [](Mesh&) { return 3; });
   children_[0]->wait();
-  EXPECT_THAT(mesh_->gone(), ElementsAre(1));
-  EXPECT_EQ(mesh_->how_ended(1), "exited with status 3");
+  EXPECT_THAT(mesh_->ended_ranks(), ElementsAre(1));
+  EXPECT_EQ(mesh_->describe_end(1), "exited with status 3");
   children_[0]->reap();
-  EXPECT_THAT(mesh_->gone(), ElementsAre(1));
-  EXPECT_THAT(mesh_->how_ended(1), AnyOf("exited with status 3", ""));
+  EXPECT_THAT(mesh_->ended_ranks(), ElementsAre(1));
+  EXPECT_THAT(mesh_->describe_end(1), AnyOf("exited with status 3", ""));
 }
 
 TEST_F(Watched, WatchingIsCheap) {
   start(7, stay);
   const auto before = Clock::now();
-  for (int i = 0; i < 1000; ++i) EXPECT_THAT(mesh_->gone(), IsEmpty());
+  for (int i = 0; i < 1000; ++i) EXPECT_THAT(mesh_->ended_ranks(), IsEmpty());
   EXPECT_LT(Clock::now() - before, 1s);
 }
 
@@ -409,7 +409,7 @@ TEST(Mesh, CanBeCancelled) {
   const auto ended = Clock::now();
   canceller.join();
   EXPECT_LT(ended - asked, 100ms);
-  EXPECT_THAT(message, HasSubstr("given up"));
+  EXPECT_THAT(message, HasSubstr("cancelled"));
 }
 
 TEST(Mesh, RefusesRanksThatDoNotBelongHere) {

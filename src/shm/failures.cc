@@ -1,4 +1,4 @@
-// How an endpoint finds out that something is wrong: a peer that failed, one that is gone, one that is late.
+// How an endpoint detects failures: a peer that failed, one that has ended, one that is late.
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
@@ -29,8 +29,8 @@ constexpr const char* kLateHint =
 constexpr const char* kSameCallsHint =
     "all ranks must make the same calls in the same order, with tensors of the same size and type";
 
-// A closed connection does not wake a sleeper, so sleepers look by themselves this often.
-constexpr auto kLookEvery = 20ms;
+// A closed connection does not wake a sleeping thread, so it checks by itself this often.
+constexpr auto kCheckInterval = 20ms;
 
 std::exception_ptr make_error(const std::string& kind, const std::string& text,
                               const std::vector<int>& culprits) {
@@ -43,7 +43,7 @@ std::exception_ptr make_error(const std::string& kind, const std::string& text,
 
 const char* hint_for(const std::string& end) {
   if (end.empty()) return base::kItEndedFirstOrMadeFewerSteps;
-  return end == kEndedWell ? base::kItMadeFewerSteps : base::kItEndedFirst;
+  return end == kExitedNormally ? base::kItMadeFewerSteps : base::kItEndedFirst;
 }
 
 void copy_text(char* to, size_t room, const std::string& text) {
@@ -57,7 +57,7 @@ void copy_text(char* to, size_t room, const std::string& text) {
 void Endpoint::sleep(Lock& lock, std::optional<Clock::time_point> until) {
   const Sleep sleep(mine_.bell);
   if (progress()) return;
-  auto longest = std::chrono::duration_cast<std::chrono::microseconds>(kLookEvery);
+  auto longest = std::chrono::duration_cast<std::chrono::microseconds>(kCheckInterval);
   if (until) {
     const auto left = std::chrono::ceil<std::chrono::microseconds>(*until - Clock::now());
     longest = std::clamp(left, 0us, longest);
@@ -65,64 +65,65 @@ void Endpoint::sleep(Lock& lock, std::optional<Clock::time_point> until) {
   lock.unlock();
   sleep.until_rung(longest);
   lock.lock();
-  look_for_trouble();
+  look_for_errors();
 }
 
-void Endpoint::look_for_trouble() {
+void Endpoint::look_for_errors() {
   if (failure_ || idle()) return;
   const auto now = Clock::now();
-  if (now - last_look_ < kLookEvery / 2) return;
-  last_look_ = now;
+  if (now - last_check_ < kCheckInterval / 2) return;
+  last_check_ = now;
   if (board_) {
-    look_for_failures();
-    if (!failure_) look_into_other_lane();
-    if (!failure_) look_for_the_dead();
+    look_for_failed_ranks();
+    if (!failure_) check_other_lane();
+    if (!failure_) look_for_ended_ranks();
   }
-  if (!failure_) look_for_the_late();
+  if (!failure_) look_for_timeouts();
 }
 
-void Endpoint::look_for_failures() {
+void Endpoint::look_for_failed_ranks() {
   for (int rank = 0; rank < world_size_; ++rank) {
     const auto& theirs = board_->words(rank).failure;
     if (rank == rank_ || theirs.present.load(std::memory_order_seq_cst) == 0) continue;
-    if (progress()) return;  // what it did before it failed may be all that is needed
-    // If a death is behind it, this rank can see that for itself.
-    look_for_the_dead();
+    if (progress()) return;  // it may have done its part before it failed
+    // If it failed because another rank ended, report the end of that rank.
+    look_for_ended_ranks();
     if (failure_) return;
     adopt_failure(rank, board_->words(rank));
     return;
   }
 }
 
-// What a rank does in the other lane tells what it does not do here: calls are made in one order over both
-// lanes. A rank that has made more calls there than this one had before it waited here, and has not made this
-// call, has taken another way.
-void Endpoint::look_into_other_lane() {
-  // After a failure the ranks' counts may differ.
+// Calls are made in one order over both lanes. If a rank has made more calls in the other lane than this rank
+// had made before this call, and has not made this call, the two ranks make different calls.
+void Endpoint::check_other_lane() {
+  // After a failure in the other lane, the ranks' counts may differ.
   if (first_ == nullptr || first_->knows_of_failure) return;
   const auto& call = *first_;
-  // The background thread of the other lane may have noticed what the caller does not know yet.
+  // The background thread of the other lane may have noticed a failure that the caller does not know of.
   if (const auto& own = mine_in_other_lane_.failure; lane_ == Lane::Control && own.present.load() != 0) {
-    look_for_the_dead();  // which knows whom to blame
+    look_for_ended_ranks();  // which knows the culprits
     if (!failure_) set_failure(own.kind, own.text);
     return;
   }
   for (int rank = 0; rank < world_size_; ++rank) {
     if (rank == rank_ || board_->has_arrived(rank, call.number)) continue;
     const auto& there = other_lane_->words(rank);
-    // In this order: a rank that made this call before that one has counted both.
+    // In this order: if the rank made this call before the one in the other lane, both counts are visible
+    // (acquire, paired with the release store in enqueue()).
     const auto theirs = there.issued.value.load(std::memory_order_acquire);
     if (board_->words(rank).issued.value.load(std::memory_order_acquire) > call.number) continue;
-    if (theirs > call.other_lane) {
-      const auto& slot = other_lane_->call(rank, call.other_lane);
-      set_failure("MismatchError",
-                  base::compose(
-                      {.what = "the ranks do not make the same call",
-                       .where = where(&call),
-                       .evidence = fmt::format(
-                           "this rank is in {}, {} in {}", description_of(call), name_of(rank),
-                           slot.call.number.load() == call.other_lane + 1 ? describe(slot) : "another call"),
-                       .hint = kSameCallsHint}));
+    if (theirs > call.issued_in_other_lane) {
+      const auto& slot = other_lane_->call(rank, call.issued_in_other_lane);
+      set_failure(
+          "MismatchError",
+          base::compose({.what = "the ranks do not make the same call",
+                         .where = where(&call),
+                         .evidence = fmt::format(
+                             "this rank is in {}, {} in {}", description_of(call), name_of(rank),
+                             slot.call.number.load() == call.issued_in_other_lane + 1 ? describe(slot)
+                                                                                      : "another call"),
+                         .hint = kSameCallsHint}));
       return;
     }
     if (lane_ == Lane::Control && there.failure.present.load() != 0) {
@@ -134,24 +135,24 @@ void Endpoint::look_into_other_lane() {
 
 void Endpoint::adopt_failure(int rank, const RankWords& words) {
   const auto& theirs = words.failure;
-  // A rank that has timed out has waited as this one does. To be named are those whom both have waited for.
+  // A rank that has timed out was waiting, like this one. Report the ranks that both were waiting for.
   if (first_ != nullptr && theirs.kind == std::string_view("TimeoutError")) {
-    if (const auto who = whereabouts(*first_); !who.empty()) {
+    if (const auto blocking = describe_blocking_ranks(*first_); !blocking.empty()) {
       set_failure(theirs.kind,
                   base::compose({.what = fmt::format("{} failed", description_of(*first_)),
                                  .where = where(first_),
-                                 .evidence = "Timed out, on another rank first" + who,
+                                 .evidence = "Timed out, on another rank first" + blocking,
                                  .hint = kLateHint}),
-                  holding_up(*first_));
+                  blocking_ranks(*first_));
       return;
     }
   }
   set_failure(theirs.kind, base::compose({.what = fmt::format("{} failed", name_of(rank)),
                                           .where = where(first_),
-                                          .evidence = fmt::format("it said: {}", theirs.text)}));
+                                          .evidence = fmt::format("its error: {}", theirs.text)}));
 }
 
-// What a rank has published, in either lane: one that has failed in one of them takes no part in the other.
+// What a rank has published in either lane. A rank that has failed in one lane takes no part in the other.
 const FailureWords* Endpoint::failure_of(int rank) const {
   for (const auto* lane : {&*board_, &*other_lane_}) {
     const auto& failure = lane->words(rank).failure;
@@ -160,40 +161,41 @@ const FailureWords* Endpoint::failure_of(int rank) const {
   return nullptr;
 }
 
-void Endpoint::look_for_the_dead() {
-  auto gone = mesh_->gone();
-  // All that they wrote before they went is to be seen now.
-  if (gone.empty() || progress() || failure_) return;
+void Endpoint::look_for_ended_ranks() {
+  auto ended_ranks = mesh_->ended_ranks();
+  // Everything that they wrote before they ended is visible now.
+  if (ended_ranks.empty() || progress() || failure_) return;
 
-  // Those who said why they went may have gone because of those who did not.
-  std::stable_partition(gone.begin(), gone.end(), [&](int rank) { return failure_of(rank) == nullptr; });
-  const bool alone = gone.size() + 1 == static_cast<size_t>(world_size_);
-  const auto owes = [&](int rank, const Call& call) {
+  // Ranks without a published failure first: the others may have failed because of them.
+  std::stable_partition(ended_ranks.begin(), ended_ranks.end(),
+                        [&](int rank) { return failure_of(rank) == nullptr; });
+  const bool alone = ended_ranks.size() + 1 == static_cast<size_t>(world_size_);
+  const auto is_unfinished = [&](int rank, const Call& call) {
     return board_->read(&RankWords::finished, rank) <= call.number;
   };
-  for (const int rank : gone) {
-    std::string held_up;
+  for (const int rank : ended_ranks) {
+    std::string blocked;
     const Call* call = nullptr;
-    if (first_ != nullptr && owes(rank, *first_)) call = first_;
+    if (first_ != nullptr && is_unfinished(rank, *first_)) call = first_;
     for (const auto* exposed : exposed_) {
-      if (owes(rank, *exposed)) call = exposed;
+      if (is_unfinished(rank, *exposed)) call = exposed;
     }
-    if (call != nullptr) held_up = description_of(*call);
+    if (call != nullptr) blocked = description_of(*call);
     for (const auto* message : messages_ ? messages_->under_way() : std::vector<Message*>{}) {
-      if (message->peer == rank || (message->peer == kAnyRank && alone)) held_up = message->describe();
+      if (message->peer == rank || (message->peer == kAnyRank && alone)) blocked = message->describe();
     }
-    if (held_up.empty()) continue;
+    if (blocked.empty()) continue;
 
     if (const auto* failed = failure_of(rank)) {
       set_failure(failed->kind, base::compose({.what = fmt::format("{} failed and has ended", name_of(rank)),
                                                .where = where(call),
-                                               .evidence = fmt::format("it said: {}", failed->text)}));
+                                               .evidence = fmt::format("its error: {}", failed->text)}));
       return;
     }
-    const auto end = mesh_->how_ended(rank);
+    const auto end = mesh_->describe_end(rank);
     set_failure("PeerLostError",
                 base::compose(
-                    {.what = fmt::format("{} failed", held_up),
+                    {.what = fmt::format("{} failed", blocked),
                      .where = where(call),
                      .evidence = fmt::format("{} has ended{}{}", name_of(rank), end.empty() ? "" : ": ", end),
                      .hint = hint_for(end)}),
@@ -202,10 +204,10 @@ void Endpoint::look_for_the_dead() {
   }
 }
 
-void Endpoint::look_for_the_late() {
+void Endpoint::look_for_timeouts() {
   const auto now = Clock::now();
   const auto is_late = [&](Operation& operation) {
-    // A blocking call looks at the clock only when it has to wait.
+    // A blocking operation reads the clock only when it has to wait.
     if (operation.deadline == Clock::time_point{}) {
       operation.deadline = now + (operation.timeout.count() > 0 ? operation.timeout : timeout_);
     }
@@ -218,31 +220,31 @@ void Endpoint::look_for_the_late() {
   if (first_ != nullptr) calls.push_back(first_);
   for (auto* call : calls) {
     if (!is_late(*call)) continue;
-    auto who = board_ ? whereabouts(*call) : "; the ranks have not all connected";
-    if (who.empty()) who = "; all ranks have come";
+    auto state = board_ ? describe_blocking_ranks(*call) : "; not all ranks are connected";
+    if (state.empty()) state = "; all ranks have arrived";
     set_failure("TimeoutError",
                 base::compose({.what = fmt::format("{} failed", description_of(*call)),
                                .where = where(call),
-                               .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), who),
+                               .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), state),
                                .hint = kLateHint}),
-                board_ ? holding_up(*call) : std::vector<int>{});
+                board_ ? blocking_ranks(*call) : std::vector<int>{});
     return;
   }
   auto messages = waiting_messages_;
   if (messages_) messages = messages_->under_way();
   for (auto* message : messages) {
     if (!is_late(*message)) continue;
-    std::string who = "the ranks have not all connected";
-    if (board_ && message->peer == kAnyRank) who = "no rank sent it";
+    std::string state = "not all ranks are connected";
+    if (board_ && message->peer == kAnyRank) state = "no rank sent it";
     if (board_ && message->peer != kAnyRank) {
-      who = fmt::format("{} did not {} it: {}", name_of(message->peer),
-                        message->outgoing ? "receive" : "send", last_seen(message->peer));
+      state = fmt::format("{} did not {} it: {}", name_of(message->peer),
+                          message->outgoing ? "receive" : "send", describe_last_call(message->peer));
     }
     set_failure(
         "TimeoutError",
         base::compose({.what = fmt::format("{} failed", message->describe()),
                        .where = where(nullptr),
-                       .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), who),
+                       .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), state),
                        .hint = kLateHint}),
         board_ && message->peer != kAnyRank ? std::vector<int>{message->peer} : std::vector<int>{});
     return;
@@ -255,7 +257,7 @@ void Endpoint::set_failure(const std::string& kind, const std::string& text,
   failure_ = {kind, text, make_error(kind, text, culprits)};
   base::log_debug("{}: {}", kind, text);
   if (board_) publish_failure();
-  if (board_) withdraw_what_others_may_write();
+  if (board_) withdraw_writable_memory();
   for (auto* operation : std::exchange(received_, {})) complete(*operation);
   for (auto* call : exposed_) complete(*call, failure_->error);
   exposed_.clear();
@@ -267,7 +269,7 @@ void Endpoint::set_failure(const std::string& kind, const std::string& text,
   last_ = to_arrive_ = nullptr;
   for (auto* message : std::exchange(waiting_messages_, {})) complete(*message, failure_->error);
   if (!messages_) return;
-  for (auto* message : messages_->give_up()) complete(*message, failure_->error);
+  for (auto* message : messages_->remove_all()) complete(*message, failure_->error);
 }
 
 void Endpoint::publish_failure() {
@@ -278,9 +280,9 @@ void Endpoint::publish_failure() {
   board_->ring_all();
 }
 
-// All-reduces of registered memory that are not over: a rank that has seen this one arrive and was stopped
-// meanwhile will write its chunk when it wakes up, however late.
-void Endpoint::withdraw_what_others_may_write() {
+// The memory of all-reduces with registered tensors that are not complete: a rank that saw this one arrive
+// and was stopped in a chunk writes the rest of the chunk when it continues, at any later time.
+void Endpoint::withdraw_writable_memory() {
   for (const auto* call = first_; call != to_arrive_; call = call->next) {
     const auto& words = board_->call(rank_, call->number).call;
     if (call->request.kind != Kind::AllReduce || words.where != Where::Registered) continue;
@@ -300,10 +302,10 @@ std::vector<int> Endpoint::absent(uint64_t number) {
 
 std::vector<int> Endpoint::ended() {
   const Lock lock(mutex_);
-  return mesh_->gone();
+  return mesh_->ended_ranks();
 }
 
-// ---- Words
+// ---- Texts
 
 std::string Endpoint::where(const Call* call) const {
   auto text = fmt::format("rank {}/{}, host {}, {}", rank_, world_size_, base::host_name(), group_);
@@ -321,30 +323,30 @@ std::string Endpoint::name_of(int rank) const {
   return fmt::format("rank {} (pid {}, host {})", rank, facts.pid, facts.host);
 }
 
-std::string Endpoint::last_seen(int rank) const {
+std::string Endpoint::describe_last_call(int rank) const {
   const auto& last = last_call(*board_, rank);
   const uint64_t arrived = last.call.number.load();
   if (arrived == 0) return "it has made no collective call in this group";
-  return fmt::format("the last collective it came to was #{} {}, which it {}", arrived, describe(last),
+  return fmt::format("its last collective was #{} {}, which it {}", arrived, describe(last),
                      board_->read(&RankWords::finished, rank) >= arrived ? "finished" : "has not finished");
 }
 
-std::vector<int> Endpoint::holding_up(const Call& call) const {
+std::vector<int> Endpoint::blocking_ranks(const Call& call) const {
   auto ranks = absent_ranks(*board_, call.number);
   if (ranks.empty()) ranks = late_ranks(*board_, call);
-  // One that has failed has given up waiting for somebody else.
+  // A rank that has failed gave up waiting for another one.
   std::erase_if(ranks, [&](int rank) {
     return board_->words(rank).failure.present.load(std::memory_order_seq_cst) != 0;
   });
   return ranks;
 }
 
-std::string Endpoint::whereabouts(const Call& call) const {
-  const bool all_have_come = absent_ranks(*board_, call.number).empty();
+std::string Endpoint::describe_blocking_ranks(const Call& call) const {
+  const bool all_arrived = absent_ranks(*board_, call.number).empty();
   std::string text;
-  for (const int rank : holding_up(call)) {
-    text += all_have_come ? fmt::format("; {} has come, but has not done its part", name_of(rank))
-                          : fmt::format("; {} has not come: {}", name_of(rank), last_seen(rank));
+  for (const int rank : blocking_ranks(call)) {
+    text += all_arrived ? fmt::format("; {} has arrived, but has not done its part", name_of(rank))
+                        : fmt::format("; {} has not arrived: {}", name_of(rank), describe_last_call(rank));
   }
   return text;
 }
