@@ -48,8 +48,7 @@ class PassSampler {
  public:
   using BatchRequestType = BatchRequest;
 
-  PassSampler(DistributedSampler sampler, bool in_order)
-      : sampler_(std::move(sampler)), in_order_(in_order) {}
+  PassSampler(const DistributedSampler& sampler, bool in_order) : sampler_(sampler), in_order_(in_order) {}
 
   void reset() { sampler_.begin_pass(in_order_); }
   torch::optional<BatchRequest> next(size_t batch_size) {
@@ -137,9 +136,9 @@ class DataLoader {
   using BatchType = typename Dataset::BatchType;
   class Iterator;
 
-  DataLoader(Dataset dataset, DistributedSampler sampler, torch::data::DataLoaderOptions options)
-      : sampler_(std::move(sampler), options.workers() == 0 || options.enforce_ordering()),
-        source_(detail::CountedDataset<Dataset>(std::move(dataset)), sampler_, std::move(options)) {}
+  DataLoader(Dataset dataset, const DistributedSampler& sampler, torch::data::DataLoaderOptions options)
+      : sampler_(sampler, options.workers() == 0 || options.enforce_ordering()),
+        source_(detail::CountedDataset<Dataset>(std::move(dataset)), sampler_, options) {}
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
@@ -233,7 +232,7 @@ std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset, Distribut
       !Dataset::is_stateful,
       "A stateful dataset (ChunkDataset) draws its samples itself; use torch::data::make_data_loader.");
   detail::check_loader(options, detail::size_of(dataset), sampler);
-  return std::make_unique<DataLoader<Dataset>>(std::move(dataset), std::move(sampler), std::move(options));
+  return std::make_unique<DataLoader<Dataset>>(std::move(dataset), sampler, options);
 }
 template <class Dataset, class Sampler>
 requires(!std::is_same_v<Sampler, DistributedSampler>) void make_data_loader(Dataset, Sampler,
@@ -252,12 +251,12 @@ std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset, torch::da
                                                       SamplerOptions sampler_options = {}) {
   DistributedSampler sampler(detail::size_to_deal(detail::size_of(dataset)), std::move(group),
                              sampler_options);
-  return lockstep::make_data_loader(std::move(dataset), std::move(sampler), std::move(options));
+  return lockstep::make_data_loader(std::move(dataset), sampler, options);
 }
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset, torch::data::DataLoaderOptions options,
                                                       SamplerOptions sampler_options) {
-  return lockstep::make_data_loader(std::move(dataset), std::move(options), default_group(), sampler_options);
+  return lockstep::make_data_loader(std::move(dataset), options, default_group(), sampler_options);
 }
 
 }  // namespace lockstep

@@ -306,9 +306,9 @@ class Pickle::Machine {
     value->tuple = tuple;
     push(value);
   }
-  void push_pairs(std::vector<PickleValue*> items) {
+  void push_pairs(const std::vector<PickleValue*>& items) {
     push_items(Kind::Dict, {});
-    add_items(Kind::Dict, std::move(items));
+    add_items(Kind::Dict, items);
   }
   void push_global(std::string_view module, std::string_view name) {
     if (module.size() + name.size() >= kLongestGlobal) fail("a global with a very long name");

@@ -197,7 +197,7 @@ Server::Server(std::vector<base::Fd> listeners, base::Token token)
 Server::~Server() {
   if (loop_->in_child()) {  // the thread exists only in the parent
     thread_.detach();
-    loop_.release();
+    static_cast<void>(loop_.release());
     return;
   }
   loop_->stop();

@@ -156,7 +156,7 @@ std::string short_number(double value) {
 std::string duration(double seconds) {
   // Also for NaN. A thousand years is no useful estimate, and larger values overflow the integer.
   if (!(seconds < 3e10)) return "?";
-  const auto whole = static_cast<int64_t>(std::max(seconds, 0.0) + 0.5);
+  const int64_t whole = std::llround(std::max(seconds, 0.0));
   const auto hours = whole / 3600, minutes = whole / 60 % 60;
   if (hours >= 100) return fmt::format("{}d {:02}h", hours / 24, hours % 24);
   if (hours > 0) return fmt::format("{}:{:02}:{:02}", hours, minutes, whole % 60);
