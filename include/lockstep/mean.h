@@ -1,4 +1,4 @@
-// How a sum over ranks becomes a mean: who divides, when, and by what.
+// How a sum over ranks becomes a mean: when it is divided, and by what.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,26 +8,26 @@
 
 namespace lockstep {
 
-// Decided once for each backward pass; whoever sums gradients asks it.
+// Created once per backward pass, and used by everything that sums gradients.
 class Mean {
  public:
   Mean() = default;
-  // `participants`: the ranks whose gradients count, of `world_size`. `is_average_free`: whether the group
-  // computes ReduceOp::Avg of a dtype at the cost of a sum; null: of none.
+  // `participants`: the number of ranks whose gradients count, out of `world_size`. `is_average_free(of,
+  // dtype)`: whether the group computes ReduceOp::Avg of a dtype at the cost of a sum; null: it never does.
   using IsAverageFree = bool (*)(const void* of, at::ScalarType dtype);
   Mean(int participants, int world_size, const void* of = nullptr, IsAverageFree is_average_free = nullptr)
       : participants_(participants), world_size_(world_size), of_(of), is_average_free_(is_average_free) {}
 
-  // The ranks whose gradients count: all of them, but under Join those that still have input.
+  // The number of ranks whose gradients count: all, or under Join those that still have input.
   int participants() const { return participants_; }
 
-  // For an all-reduce of gradients of this dtype: multiply by factor() first, reduce with op(), then call
-  // finish(). One of the three divides.
+  // For an all-reduce of gradients of this dtype: multiply by factor(), reduce with op(), then call finish().
+  // Exactly one of the three divides.
   double factor(at::ScalarType dtype) const { return divides_before(dtype) ? 1.0 / participants_ : 1.0; }
   ReduceOp op(at::ScalarType dtype) const { return divides_within(dtype) ? ReduceOp::Avg : ReduceOp::Sum; }
   void finish(const at::Tensor& reduced) const;
 
-  // For sums that a communication hook makes: in place, or as a new tensor.
+  // For sums that a communication hook computes: divide() works in place, divided() returns a new tensor.
   at::Tensor divide(const at::Tensor& sum) const;
   at::Tensor divided(const at::Tensor& sum) const;
 
@@ -36,10 +36,10 @@ class Mean {
     return is_average_free_ != nullptr && is_average_free_(of_, dtype);
   }
   static bool is_wide(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kDouble; }
-  // To divide afterwards would be another pass over memory that is no longer in the caches. Narrow types
-  // would lose bits before the sum.
+  // Dividing afterwards would be another pass over memory that is no longer in the caches. Narrow types are
+  // divided afterwards, because they would lose bits before the sum.
   bool divides_before(at::ScalarType dtype) const { return !is_free(dtype) && is_wide(dtype); }
-  // Only the whole world's average is one operation.
+  // ReduceOp::Avg divides by the world size, so all ranks must count.
   bool divides_within(at::ScalarType dtype) const {
     return !divides_before(dtype) && participants_ == world_size_;
   }
