@@ -17,20 +17,20 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// After this long a wait is slow enough to leave word of it.
+// A wait that takes longer than this is published in the store.
 constexpr auto kSlow = 1s;
 constexpr auto kAnswerSoon = 500ms;
 
 std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
 
-// How many ranks have read an exchange, and that all have.
+// The number of ranks that have read an exchange; a key that exists once all have.
 std::string read_key(uint64_t exchange) { return fmt::format("control/{}/read", exchange); }
 std::string done_key(uint64_t exchange) { return fmt::format("control/{}/done", exchange); }
 
 // The rank whose process may host the store.
 constexpr int kHost = 0;
 
-// What a rank writes: how many data calls it had begun, the label, and the bytes.
+// What a rank writes: the number of data calls that it had started, the label, and the bytes.
 struct Entry {
   uint64_t data_calls = 0;
   std::string label;
@@ -44,7 +44,7 @@ std::string encode(const Entry& entry) {
 Entry decode(const std::string& text) {
   const auto first = text.find('\n');
   const auto second = first == std::string::npos ? first : text.find('\n', first + 1);
-  if (second == std::string::npos) throw MismatchError("a key of the control channel holds something else");
+  if (second == std::string::npos) throw MismatchError("a control channel key has an unexpected value");
   return {.data_calls = std::stoull(text.substr(0, first)),
           .label = text.substr(first + 1, second - first - 1),
           .bytes = text.substr(second + 1)};
@@ -80,7 +80,7 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
 std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, base::Deadline deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < group_.world_size; ++rank) keys.push_back(key_of(number, rank));
-  // Those who exchange on a group that has failed do it because of that failure.
+  // Ranks that make an exchange on a failed group do so because of that failure.
   const bool knows_of_failure = group_.failed.load(std::memory_order_acquire);
   const auto give_up = [&] {
     const auto failure = group_.store->failure();
@@ -88,7 +88,7 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
       throw std::runtime_error("the wait was given up");
     }
     for (const auto& lost : group_.store->ended(store::Ending::Lost)) {
-      // What a rank wrote before it ended is there.
+      // What a rank wrote before it ended can still be read.
       if (!group_.store->until(deadline)->check({keys[lost.rank]})) {
         throw std::runtime_error("Connection closed by peer");
       }
@@ -119,11 +119,11 @@ void StoreControl::let_host_go(uint64_t number, base::Deadline deadline) {
       if (!group_.store->ended(store::Ending::Lost).empty()) throw std::runtime_error("a rank is lost");
     });
   } catch (const std::exception& error) {
-    base::log_debug("not all ranks have read what this one has: {}", error.what());
+    base::log_debug("not all ranks have read this exchange: {}", error.what());
   }
 }
 
-// By now all ranks have finished the exchange before.
+// By now, all ranks have finished the previous exchange.
 void StoreControl::erase(uint64_t number) {
   if (number == 0) return;
   group_.store->deleteKey(key_of(number - 1, group_.rank));
@@ -143,7 +143,7 @@ std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere(uint64_t dat
       if (entry.data_calls < data_call) return Elsewhere{rank, std::move(entry.label)};
     }
   } catch (const Error& error) {
-    base::log_debug("the store does not tell who is in an exchange: {}", error.what());
+    base::log_debug("cannot read from the store which ranks are in an exchange: {}", error.what());
   }
   return std::nullopt;
 }
