@@ -1,4 +1,5 @@
-// The public face of a group: every call is described (comm/collectives.h) and run or started (comm/work.h).
+// The public interface of a group: every call is described (comm/collectives.h) and run or started
+// (comm/work.h).
 #include <ATen/ATen.h>
 
 #include <lockstep/process_group.h>
@@ -23,7 +24,7 @@ int ProcessGroup::node_rank() const { return impl_->placement.node_rank; }
 int ProcessGroup::num_nodes() const { return impl_->placement.num_nodes; }
 const std::string& ProcessGroup::backend() const { return impl_->backend; }
 
-// Whether a blocking call must own its memory all the same.
+// How to prepare a blocking call: if the transport needs owners, like an asynchronous one.
 static Returns here(const ProcessGroup::Impl& group) {
   return group.transport->needs_owners() ? Returns::AtOnce : Returns::WhenComplete;
 }
