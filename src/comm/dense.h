@@ -11,7 +11,7 @@ inline bool is_dense(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// The tensor itself, without its autograd history, or a copy.
+// The tensor itself, without its autograd history, or a dense copy.
 inline at::Tensor dense_of(const at::Tensor& tensor) {
   const auto bare = tensor.detach();
   return is_dense(bare) ? bare : bare.resolve_conj().resolve_neg().contiguous();
