@@ -1,4 +1,4 @@
-// The name of c10d's backend class in this LibTorch, without the cost of including it.
+// The name of c10d's backend class in this version of LibTorch, without the cost of including its header.
 #pragma once
 
 #include <torch/version.h>
@@ -12,7 +12,7 @@ class Backend;
 
 namespace lockstep {
 
-// c10d::ProcessGroup was split in 2.0; what a backend implements is c10d::Backend since then.
+// LibTorch 2.0 split c10d::ProcessGroup; since then, backends derive from c10d::Backend.
 #if TORCH_VERSION_MAJOR >= 2
 using c10d_backend = c10d::Backend;
 #else

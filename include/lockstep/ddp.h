@@ -24,32 +24,35 @@
 namespace lockstep {
 
 enum class InitSync {
-  Broadcast,  // all ranks take rank 0's parameters and buffers
-  Verify,     // a MismatchError if they are not the same, bit for bit
+  Broadcast,  // all ranks copy rank 0's parameters and buffers
+  Verify,     // MismatchError unless they are bitwise the same on all ranks
   None
 };
 
 struct DdpOptions {
-  // Gradients travel in buckets of about this size; the first is smaller, to begin early.
+  // The approximate size of the buckets in which gradients are sent, in MiB. The first bucket is smaller, so
+  // that communication starts early.
   double bucket_cap_mb = 25, first_bucket_mb = 1;
   InitSync init_sync = InitSync::Broadcast;
-  // Before each synchronised forward in training mode all ranks take rank 0's buffers.
+  // All ranks copy rank 0's buffers before each synchronised forward in training mode.
   bool broadcast_buffers = true;
-  // Parameters may take no part in a backward pass. Costs a walk over the graph and a small collective.
+  // Allows parameters that get no gradient in a backward pass. Costs a walk over the graph and a small
+  // collective in each pass.
   bool find_unused_parameters = false;
-  // Every backward pass uses the same parameters, each equally often.
+  // Promises that every backward pass uses the same parameters, each the same number of times.
   bool static_graph = false;
-  // Gradients live in the memory that travels; otherwise they are copied there and back.
+  // Stores gradients in the memory that is sent. false: they are copied there and back.
   bool gradient_as_bucket_view = true;
-  std::vector<std::string> ignore = {};  // names of parameters and buffers left alone
-  // Every so many synchronised forwards all parameters are compared, as by verify_replicas().
+  std::vector<std::string> ignore = {};  // names of parameters and buffers that are not synchronised
+  // Compares all parameters, as verify_replicas() does, every so many synchronised forwards. 0: never.
   int64_t verify_every = 0;
-  // Warnings about programs that run well and train wrongly: all ranks get the same batches; optimizers
-  // differ, so that parameters do. Looks after the synchronised backward passes 1, 2, 16, 256, 4096 … only.
+  // Prints warnings about programs that run without errors but train incorrectly: all ranks get the same
+  // batches, or parameters diverge because the optimizers differ. Checks only after the synchronised backward
+  // passes 1, 2, 16, 256, 4096 …
   bool checks = true;
 };
 
-// Gradients stay local while it lives. Guards nest and restore what they found.
+// While it exists, gradients stay local. Guards nest; each restores the state that it found.
 class [[nodiscard]] NoSync {
  public:
   ~NoSync();
@@ -68,23 +71,25 @@ class [[nodiscard]] NoSync {
 // The part of DistributedDataParallel that does not depend on the module's type.
 class DdpBase {
  public:
-  // Of the module, for an optimizer: each once, also those that are ignored or frozen.
+  // The module's parameters, for an optimizer: each once, including those that are ignored or frozen.
   std::vector<at::Tensor> parameters() const;
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
   void zero_grad(bool set_to_none = true);
   const std::shared_ptr<ProcessGroup>& group() const;
 
   NoSync no_sync();
-  // The same for loops: on for the last micro-batch, off for the others.
+  // The same as a switch, for loops: on for the last micro-batch, off for the others.
   void set_gradient_sync(bool on);
   bool gradient_sync() const;
 
-  // Before the first backward pass.
+  // Replaces the averaging all-reduce of each bucket. Call it on all ranks, before the first backward pass.
+  // Throws UsageError if a hook is already registered.
   void register_comm_hook(CommHook hook);
+  // The cost of the last synchronised backward pass, and totals. All zero if the world size is 1.
   DdpStats stats() const;
-  // Compares the parameters of all ranks; all must call it. Throws MismatchError naming the first that
-  // differs, and on which rank. Buffers may differ between forwards; with broadcast_buffers each synchronised
-  // forward begins with those of rank 0.
+  // Compares the parameters of all ranks. All ranks must call it; it blocks. Throws MismatchError with the
+  // first parameter that differs and the ranks on which it does. Buffers are not compared: they may differ
+  // between forwards, and with broadcast_buffers each synchronised forward starts with those of rank 0.
   void verify_replicas();
 
  protected:
@@ -111,15 +116,18 @@ class DdpBase {
   std::unique_ptr<Impl> impl_;
 };
 
-// All ranks must construct it, with the same model and options, and make the same synchronised passes.
+// Wraps a module. All ranks must construct it with the same model and options, and make the same synchronised
+// passes in the same order. The constructor blocks until all ranks have called it: it compares the models and
+// then applies init_sync. It throws UsageError (null group, no parameter that requires a gradient, invalid
+// options) or MismatchError (the first difference between the models).
 //
-// Gradients are final when backward() returns. Errors name the parameters; the first one on any rank ends the
-// step on all of them.
+// When backward() returns, the gradients are averaged. Errors name the parameters; the first error on any
+// rank ends the step on all of them and poisons the group.
 //
-// ddp(x) and ddp->forward(x) train alike: gradients are averaged, no_sync() is heeded, buffers are rank 0's.
-// What ddp(x) does before forward, the other does at the end of its backward pass. So all ranks must use the
-// same of the two in a step (a model without buffers does not mind), no_sync() must be there during
-// backward(), and under Join it must be ddp(x).
+// ddp(x) and ddp->forward(x) train the same way: gradients are averaged, no_sync() applies, and buffers are
+// rank 0's. What ddp(x) does before forward, ddp->forward(x) does at the end of its backward pass. Therefore
+// all ranks must use the same one of the two in a step (unless the model has no buffers), no_sync() must be
+// in effect during backward(), and under Join only ddp(x) is allowed.
 template <class Module>
 class DistributedDataParallel : public DdpBase {
   static_assert(!detail::Holder<Module>,
@@ -141,23 +149,23 @@ class DistributedDataParallel : public DdpBase {
                                    DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), std::move(options)) {}
 
-  // (Identities: the module's class is deduced below.)
-  //
-  // A module with a name. The wrapper does not own it: it must live as long.
+  // A named module. The wrapper does not own it: the module must outlive the wrapper. (std::type_identity_t:
+  // the class of the module is deduced by the guide below.)
   explicit DistributedDataParallel(std::type_identity_t<Module>& module,
                                    std::shared_ptr<ProcessGroup> group = default_group(),
                                    DdpOptions options = {}) requires(!detail::Viewer<Module>::handle)
       : DistributedDataParallel(std::shared_ptr<Module>(std::shared_ptr<void>(), &module), std::move(group),
                                 std::move(options)) {}
 
-  // A handle of a module: torch::jit::load's.
+  // A class that is itself a handle of a module: torch::jit::Module.
   explicit DistributedDataParallel(std::type_identity_t<Module> handle,
                                    std::shared_ptr<ProcessGroup> group = default_group(),
                                    DdpOptions options = {}) requires(detail::Viewer<Module>::handle)
       : DistributedDataParallel(std::make_shared<Module>(std::move(handle)), std::move(group),
                                 std::move(options)) {}
 
-  // Anything else: says why it cannot be.
+  // Anything else does not compile; the message says why.
+  // NOLINTBEGIN(bugprone-forwarding-reference-overload): wrappers are excluded.
   template <class Given>
   requires(
       !detail::Holder<std::remove_cvref_t<Given>> && !std::convertible_to<Given, std::shared_ptr<Module>> &&
@@ -169,8 +177,9 @@ class DistributedDataParallel : public DdpBase {
                                                                               DdpOptions = {})
       : DdpBase({}, {}, {}) {
     static_assert(std::is_same_v<detail::ModuleOf<Given>, Module>,
-                  "DistributedDataParallel is made of a module of another class than its template argument.");
+                  "The module is of another class than the template argument of DistributedDataParallel.");
   }
+  // NOLINTEND(bugprone-forwarding-reference-overload)
 
   template <class... Args>
   auto forward(Args&&... args) {
@@ -194,7 +203,7 @@ class DistributedDataParallel : public DdpBase {
   void train(bool on = true) { module_->train(on); }
   void eval() { module_->eval(); }
 
-  // As the module's own; all ranks must call it.
+  // Converts the module with its own to(). All ranks must call it: they compare their models afterwards.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) {
     module_->to(device, dtype, non_blocking);
     after_conversion();
@@ -208,10 +217,10 @@ class DistributedDataParallel : public DdpBase {
     after_conversion();
   }
 
-  // For a module whose parameters have appeared, vanished or been replaced: takes them anew, compares the
-  // models of all ranks, makes them the same as init_sync says, and plans the buckets again. All ranks must
-  // call it, between two steps. An optimizer holds the tensors that it was given: make a new one of
-  // parameters().
+  // Call it after parameters of the module were added, removed or replaced. It reads the parameters again,
+  // compares the models of all ranks, makes them equal as init_sync says, and plans the buckets again. All
+  // ranks must call it, between two steps; it blocks, and throws as the constructor does. An optimizer keeps
+  // the tensors that it was constructed with: create a new one with parameters().
   void refresh() { DdpBase::refresh(detail::Viewer<Module>::view(module_)); }
 
  private:
@@ -237,7 +246,8 @@ requires(!std::derived_from<std::remove_cvref_t<Given>, DdpBase>)
     DistributedDataParallel(Given&&, std::shared_ptr<ProcessGroup> = {}, DdpOptions = {})
 ->DistributedDataParallel<detail::ModuleOf<Given>>;
 
-// torch::save(ddp, path) and torch::load(ddp, path): the module's own archive. Rank 0 saves; all ranks load.
+// torch::save(ddp, path) and torch::load(ddp, path) write and read the module's own archive. Save on rank 0;
+// load on all ranks.
 template <std::derived_from<torch::nn::Module> Module>
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                             const DistributedDataParallel<Module>& ddp) {
@@ -255,22 +265,22 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 //
 //   lockstep::Join join(ddp);
 //   for (auto& batch : *loader) …
-//   join.finish();  // a rank without input takes part in the others' steps until none has any left; then all
-//                   // ranks take the model of the last one
+//   join.finish();  // takes part in the other ranks' steps until no rank has input left; then all ranks copy
+//                   // the model of a rank that took the last step
 //
-// Steps are averaged over the ranks that still have input. All ranks must make a Join at the same point, and
-// call finish() on it. Each synchronised forward in between must be followed by one backward pass.
+// Each step averages over the ranks that still have input. All ranks must construct a Join at the same point
+// and call finish() on it. Each synchronised forward in between must be followed by one backward pass.
 class Join {
  public:
   explicit Join(DdpBase& ddp);
-  // Calls finish() if the program has not. It does not throw: what goes wrong is logged, and every later call
-  // on the group throws it. When the scope is left by an exception, the group ends instead, so that the other
-  // ranks do not wait.
+  // Calls finish() if the program has not. It does not throw: an error is logged, and every later call on the
+  // group throws it. If an exception leaves the scope, it poisons the group instead, so that the other ranks
+  // do not wait.
   ~Join();
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
 
-  // Blocks until all ranks have called it. Throws what goes wrong.
+  // Blocks until all ranks have called it. Throws the error if a step of the other ranks fails.
   void finish();
 
  private:

@@ -1,4 +1,4 @@
-// What averaging the gradients costs.
+// The cost of averaging the gradients.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@ struct BucketStats {
   std::string dtype;
   int64_t bytes = 0;
   std::vector<std::string> parameters;
-  // Of the last synchronised backward pass, in seconds from its first gradient.
-  double ready = 0;     // all gradients were there
-  double launched = 0;  // the exchange began
-  double finished = 0;  // its results were here
+  // In the last synchronised backward pass, in seconds from its beginning.
+  double ready = 0;     // all gradients were ready
+  double launched = 0;  // the exchange was started
+  double finished = 0;  // the result was available
 };
 
 struct DdpStats {
   int64_t steps = 0;  // synchronised backward passes
   std::vector<BucketStats> buckets;
-  int64_t bytes = 0;  // of all buckets
-  // Of the last synchronised backward pass, in seconds.
-  double backward = 0;       // from the first gradient to the end
-  double communication = 0;  // during which some bucket was under way
-  double exposed = 0;        // in which this rank could not compute meanwhile
-  double overlap = 0;        // the part of communication that was not exposed
-  // Of all of them.
+  int64_t bytes = 0;  // of all buckets, in each pass
+  // Durations in the last synchronised backward pass, in seconds.
+  double backward = 0;       // from the beginning of the pass to its end
+  double communication = 0;  // in which at least one bucket was in progress
+  double exposed = 0;        // in which this rank communicated instead of computing
+  double overlap = 0;        // communication - exposed: hidden behind computation
+  // Sums over all synchronised backward passes.
   double total_communication = 0, total_exposed = 0;
 };
 

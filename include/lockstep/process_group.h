@@ -22,47 +22,52 @@ class ProcessGroup;
 enum class ReduceOp { Sum, Avg, Product, Min, Max, Band, Bor, Bxor };
 
 struct InitOptions {
-  // "auto" takes the best that this build has for where the ranks are; naming one that it lacks is a
-  // UsageError. Where it is "auto", the environment's LOCKSTEP_BACKEND counts.
+  // "shm", "gloo" or "auto". "auto" uses the environment variable LOCKSTEP_BACKEND if it is set; otherwise
+  // shared memory if all ranks can share it, Gloo if not. A backend that this build does not have is a
+  // UsageError.
   std::string backend = "auto";
-  // "env://" reads the environment of lockstep run, torchrun, Slurm, Open MPI or PMI (in this order), and is
-  // a world of one without any of them; "tcp://host:port" meets at rank 0's port; "file:///path" at a file
-  // all ranks see.
+  // "env://" reads the environment variables of lockstep run, torchrun, Slurm, Open MPI or PMI, in this
+  // order; without any of them, the world size is 1. "tcp://host:port": the ranks meet at this port of rank
+  // 0. "file:///path": the ranks meet at this file, which all of them must see.
   std::string init_method = "env://";
   // -1: from the environment.
   int rank = -1, world_size = -1;
-  // How long the ranks wait for each other, here and in every collective.
+  // The deadline of init_process_group and of every collective.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  // Sets this process's threads, cores and heap for training (docs/tuning.md). false leaves them alone.
+  // Sets this process's threads, cores and heap for training (docs/tuning.md). false: leaves them unchanged.
   bool tune = true;
 };
 
-// Every rank must call it; returns when all have arrived. Throws UsageError (bad environment or options),
-// MismatchError (two processes with one rank, different world sizes), TimeoutError (naming the ranks that are
-// missing). Also tunes this process for training (InitOptions::tune).
+// Creates the default group. Every rank must call it; it blocks until all ranks have arrived. Throws
+// UsageError (invalid environment or options, or the default group already exists), MismatchError (two
+// processes with the same rank, different world sizes or backends), PeerLostError (a rank has ended),
+// TimeoutError (names the missing ranks) or SystemError (a port cannot be opened). Also tunes this process
+// for training (InitOptions::tune).
 //
-// LibTorch seeds the random generator of each process with a random number, so that torch::randn would differ
-// from rank to rank. If no rank has seeded its own (torch::manual_seed), all ranks begin with one seed here:
-// what they draw from now on is the same, though another in each run. For streams of their own (dropout,
-// noise), call lockstep::seed_everything(seed, group). A program that seeds, and a world of one, are left
-// alone.
+// LibTorch seeds the random generator of each process with a random number, so torch::randn would return
+// different numbers on each rank. If no rank has called torch::manual_seed, all ranks continue with one
+// common seed, which differs from run to run: from here on, they draw the same numbers. To draw different
+// numbers on each rank (dropout, noise), call lockstep::seed_everything(seed, group). If a rank has set a
+// seed, or if the world size is 1, the generators are not changed.
 std::shared_ptr<ProcessGroup> init_process_group(InitOptions options = {});
 
-// The group that init_process_group made. Throws UsageError before that.
+// Returns the group that init_process_group created. Throws UsageError if there is none.
 std::shared_ptr<ProcessGroup> default_group();
 
-// Forgets the default group; it ends when its last holder lets go. Does not communicate.
+// Releases the default group, which ends when its last shared_ptr is released. Does not communicate.
 void destroy_process_group();
 
-// Of the default group: "ws" its size, "rank" and "grank" this process's rank, "lrank" its rank on this
-// machine.
+// Returns a property of the default group. "ws": its size; "rank" or "grank": the rank of this process;
+// "lrank": its rank on this machine. Throws UsageError for any other name, or if there is no default group.
 int64_t get(std::string_view what);
 
-// Ranks must make the same calls on a group in the same order; a tensor without elements is a call as any
-// other. A group is not thread-safe; different groups may be used by different threads. Tensors may have any
-// strides and any dtype the operation has a meaning for. A call that cannot be right (wrong shape, unknown
-// rank) throws UsageError and changes nothing; any other error poisons the group, also that of a rank which
-// makes another call than the others: MismatchError, with both calls.
+// All ranks must make the same calls on a group in the same order, including calls with empty tensors.
+// Tensors may have any strides, and any dtype for which the operation is defined. A group is not thread-safe;
+// different groups may be used by different threads.
+//
+// A call with invalid arguments (wrong shape, unknown rank) throws UsageError and changes nothing. Any other
+// error poisons the group: every later call throws it again. Ranks that make different calls get a
+// MismatchError that contains both calls.
 class ProcessGroup {
  public:
   struct Impl;    // src/comm/group.h: the ranks, and the connections between them
@@ -74,38 +79,41 @@ class ProcessGroup {
 
   int rank() const;
   int world_size() const;
-  int local_rank() const;        // among the ranks of this group on this machine
-  int local_world_size() const;  // how many those are
+  int local_rank() const;        // among this group's ranks on this machine
+  int local_world_size() const;  // the number of those ranks
   int node_rank() const;
   int num_nodes() const;
   const std::string& backend() const;  // "shm" or "gloo"; "single" in a world of one
 
-  // In place: afterwards every rank has the reduction over all ranks.
+  // These calls block until they are complete on this rank.
+
+  // In place: every rank receives the reduction over all ranks.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
-  // In place: afterwards every rank has root's values.
+  // In place: every rank receives root's values.
   void broadcast(const at::Tensor& tensor, int root = 0);
-  // In place on root; what the others' tensors hold afterwards is not defined.
+  // In place on root. The contents of the other ranks' tensors are undefined afterwards.
   void reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum);
-  // One tensor of each rank, in rank order. Same shape and dtype on all ranks.
+  // Returns the tensors of all ranks, in rank order. Shape and dtype must be the same on all ranks.
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
-  // output: world_size times the elements of input, rank after rank.
+  // output: receives the inputs of all ranks, in rank order; it has world_size times as many elements as
+  // input.
   void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input);
-  // input: world_size times the elements of output; this rank receives the reduction of its part.
+  // input: world_size times as many elements as output. Rank i receives the reduction of part i.
   void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum);
-  // All ranks' tensors on root; empty on the others.
+  // Returns the tensors of all ranks on root, and an empty vector on the others.
   std::vector<at::Tensor> gather(const at::Tensor& tensor, int root);
-  // inputs: on root one tensor for each rank; ignored on the others.
+  // inputs: on root, one tensor per rank; ignored on the other ranks.
   void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root);
-  // Part i of input goes to rank i; part i of output comes from rank i. Equal parts.
+  // Sends part i of input to rank i, and receives part i of output from rank i. The parts have equal sizes.
   void all_to_all_single(const at::Tensor& output, const at::Tensor& input);
-  // Point to point; calls match by ranks and tag (0 to 500 million), in order. Shape and dtype must be the
-  // same on both sides.
+  // Point to point. Calls are matched by ranks and tag (0 to 500 million), in order. Shape and dtype must
+  // be the same on both sides.
   void send(const at::Tensor& tensor, int to, int tag = 0);
   void recv(const at::Tensor& tensor, int from, int tag = 0);
-  // Returns when every rank has called it.
+  // Blocks until every rank has called it.
   void barrier();
 
-  // The same, returning at once. The tensors must stay as they are until wait().
+  // The same calls without blocking. Do not modify the tensors until Work::wait() has returned.
   Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
   Work broadcast_async(const at::Tensor& tensor, int root = 0);
   Work reduce_async(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum);
@@ -120,21 +128,22 @@ class ProcessGroup {
   Work recv_async(const at::Tensor& tensor, int from, int tag = 0);
   Work barrier_async();
 
-  // Memory that this group reduces with no copy, where its backend can; ordinary memory otherwise. A forked
-  // child has a private picture of it (docs/shm-layout.md).
+  // Returns an uninitialised tensor in memory that this group reduces without copying, if its backend can;
+  // otherwise in ordinary memory. A forked child gets a private copy of it (docs/shm-layout.md).
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options);
-  // Every rank of this group must call it with the same ranks (of this group). Sorted, as PyTorch's. Returns
-  // null on the ranks that are not in it.
+  // Creates a group of some ranks of this group. Every rank of this group must call it with the same ranks,
+  // in any order; it blocks until all have. As in PyTorch, the members are numbered in ascending order of
+  // their ranks here. Returns null on ranks that are not members.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
-  // Ends the group: calls under way or to come throw this error, here at once and on the other ranks when
-  // they next wait for this one. For a rank that cannot go on, so that the others need not wait for the
-  // timeout.
+  // Ends the group: calls in progress and later calls throw this error, here immediately, and on the other
+  // ranks when they next wait for this one. For a rank that cannot continue, so that the others do not wait
+  // until the timeout.
   void poison(const Error& why);
-  // The c10d object underneath, for code that speaks c10d.
+  // The c10d backend of this group, for code that uses c10d.
   c10::intrusive_ptr<c10d_backend> c10d() const;
 
  private:
-  std::shared_ptr<Impl> impl_;  // shared with the Works under way
+  std::shared_ptr<Impl> impl_;  // shared with Works that are in progress
 };
 
 }  // namespace lockstep

@@ -10,20 +10,22 @@
 
 namespace lockstep {
 
-// Holds the tensors of its call until it is done. A cheap handle: copies refer to the same call.
-// Every Work must be waited for; until then its outputs are not valid. Not thread-safe.
+// A cheap handle of a call in progress; copies refer to the same call. It keeps the tensors of the call alive
+// until the call is complete. Every Work must be waited for: its outputs are valid only after wait() has
+// returned. Not thread-safe.
 class [[nodiscard]] Work {
  public:
   struct State;  // src/comm/work.h
 
-  Work() = default;  // done already
+  Work() = default;  // refers to no call; is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  // Blocks until the call is complete here. Throws what went wrong; called again, it does the same again.
+  // Blocks until the call is complete on this rank. Throws the error of the call; every further wait() throws
+  // it again.
   void wait();
   // True once wait() would not block.
   bool is_done() const;
-  // Waits, then gives the tensors of a call that makes some (all_gather, gather); empty for the others.
+  // Waits, then returns the tensors that the call created (all_gather, gather); empty for other calls.
   std::vector<at::Tensor> result();
 
  private:

@@ -12,7 +12,8 @@ namespace lockstep::comm {
 
 namespace {
 
-// On every transport: Gloo needs the rest of its tags for the headers of messages (gloo/wire_tags.h).
+// The limit of every transport: Gloo uses the rest of its tags for the headers of messages
+// (gloo/wire_tags.h).
 constexpr int kLargestTag = 500'000'000;
 
 }  // namespace
@@ -31,8 +32,8 @@ void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::T
   if (tensor.layout() != at::kStrided) refuse(group, name, "a tensor is sparse", "call to_dense() first");
   if (!group.transport->carries(tensor.device())) {
     refuse(group, name,
-           fmt::format("a tensor is on {}, and backend {} carries no tensors of this device",
-                       tensor.device().str(), group.backend),
+           fmt::format("a tensor is on {}, a device that backend {} does not support", tensor.device().str(),
+                       group.backend),
            "move it to the CPU first");
   }
 }
@@ -52,7 +53,7 @@ void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
 
 void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
   check_rank(group, name, peer);
-  if (peer == group.rank) refuse(group, name, "the other side is this rank itself", "name another rank");
+  if (peer == group.rank) refuse(group, name, "the peer is this rank itself", "name another rank");
   if (tag < 0 || tag > kLargestTag) {
     refuse(group, name, fmt::format("the tag is {}", tag), fmt::format("tags go from 0 to {}", kLargestTag));
   }
@@ -62,15 +63,15 @@ void check_reduction(ReduceOp op, at::ScalarType dtype) {
   const bool integral = at::isIntegralType(dtype, /*includeBool=*/true);
   const bool bitwise = op == ReduceOp::Band || op == ReduceOp::Bor || op == ReduceOp::Bxor;
   const char* wanted = nullptr;
-  if (op == ReduceOp::Avg && integral) wanted = "floating-point or complex numbers; sum integers and divide";
-  if (bitwise && !integral) wanted = "integers or truth values";
+  if (op == ReduceOp::Avg && integral) wanted = "floating-point or complex tensors, or sum and divide";
+  if (bitwise && !integral) wanted = "integer or boolean tensors";
   if ((op == ReduceOp::Min || op == ReduceOp::Max) && at::isComplexType(dtype)) {
-    wanted = "numbers that have an order, which complex ones have not";
+    wanted = "real tensors: complex numbers have no order";
   }
   if (wanted == nullptr) return;
   throw UsageError(base::compose(
-      {.what = fmt::format("{} of {} tensors has no meaning", name_of(op), c10::toString(dtype)),
-       .hint = fmt::format("it takes {}", wanted)}));
+      {.what = fmt::format("{} is not defined for {} tensors", name_of(op), c10::toString(dtype)),
+       .hint = fmt::format("use {}", wanted)}));
 }
 
 void check_parts(const ProcessGroup::Impl& group, const char* name, const at::Tensor& large,
@@ -101,7 +102,7 @@ void check_alike(const ProcessGroup::Impl& group, const char* name, const at::Te
   refuse(group, name,
          fmt::format("an input has {} {} elements, the output {} {}", input.numel(),
                      c10::toString(input.scalar_type()), output.numel(), c10::toString(output.scalar_type())),
-         "make them alike");
+         "give both the same number of elements and the same dtype");
 }
 
 }  // namespace lockstep::comm

@@ -14,12 +14,12 @@ namespace {
 
 using Impl = ProcessGroup::Impl;
 
-// Collects what a call must keep alive, and what it must copy back.
+// Collects the tensors that a call must keep alive, and the results that it must copy back.
 class Tensorial {
  public:
   Tensorial(Prepared& call, Returns when) : call_(call), when_(when) {}
 
-  // The tensor itself where its bytes in memory are its elements in order, or such a copy.
+  // An input: the tensor itself if it is dense (dense.h), otherwise a dense copy.
   at::Tensor given(const at::Tensor& tensor) {
     if (is_dense(tensor)) {
       keep(tensor);
@@ -27,12 +27,12 @@ class Tensorial {
     }
     return kept(dense_of(tensor));
   }
-  // A place for results: the tensor itself, or memory from which they are copied to it in the end.
+  // An output: the tensor itself, or memory from which the results are copied to it at the end.
   at::Tensor taken(const at::Tensor& tensor) { return is_dense(tensor) ? given(tensor) : apart(tensor); }
   at::Tensor apart(const at::Tensor& tensor) {
     return copied_back(tensor, at::empty(tensor.sizes(), plain_like(tensor)));
   }
-  // Both.
+  // Both input and output.
   at::Tensor given_and_taken(const at::Tensor& tensor) {
     return is_dense(tensor) ? given(tensor) : copied_back(tensor, dense_of(tensor));
   }
@@ -41,7 +41,7 @@ class Tensorial {
     return tensor;
   }
 
-  // Once the request is there.
+  // Call it when the request has been built.
   void settle() {
     auto& request_keep = call_.request.keep;
     request_keep.insert(request_keep.end(), kept_.begin(), kept_.end());
@@ -67,8 +67,7 @@ class Tensorial {
   c10::SmallVector<at::Tensor, 2> kept_;
 };
 
-// Nothing to copy, nothing to keep alive, nothing more to check of the tensor itself: the shortest way, which
-// a small call takes in less time than the rest of the checks.
+// Nothing to copy, nothing to keep alive, nothing more to check: the fast path, without reference counting.
 bool is_plain(Returns when, const at::Tensor& tensor) {
   return when == Returns::WhenComplete && tensor.defined() && tensor.layout() == at::kStrided &&
          tensor.device().is_cpu() && is_dense(tensor);
@@ -76,7 +75,7 @@ bool is_plain(Returns when, const at::Tensor& tensor) {
 
 Tensors rows_of(const at::Tensor& flat, int64_t count) { return flat.view({count, -1}).unbind(); }
 
-// A flat tensor with room for one `like` of each rank.
+// A flat tensor with room for a tensor like `like` from each rank.
 at::Tensor room_for_all(const Impl& group, const at::Tensor& like) {
   return at::empty({group.world_size * like.numel()},
                    like.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
@@ -212,8 +211,8 @@ Prepared scatter(const Impl& group, Returns when, const at::Tensor& output, cons
   Tensors parts;
   if (group.rank == root) {
     if (inputs.size() != static_cast<size_t>(group.world_size)) {
-      refuse(group, "scatter", fmt::format("the root gave {} tensors", inputs.size()),
-             fmt::format("give one for each of the {} ranks", group.world_size));
+      refuse(group, "scatter", fmt::format("root passed {} tensors", inputs.size()),
+             fmt::format("pass one for each of the {} ranks", group.world_size));
     }
     for (const auto& input : inputs) {
       check_tensor(group, "scatter", input);
@@ -239,7 +238,7 @@ Prepared all_to_all_single(const Impl& group, Returns when, const at::Tensor& ou
   Tensorial tensors(call, when);
   const auto taken = tensors.taken(output);
   auto given = tensors.given(input);
-  // Pieces arrive while others are still being read.
+  // Pieces are received while others are still being sent.
   if (overlap(taken, given)) given = tensors.kept(given.clone());
   const std::vector<int64_t> equal(group.world_size, input.numel() / group.world_size);
   call.request = all_to_all_of(taken, given, equal, equal);

@@ -1,6 +1,6 @@
-// The calls of a process group, each checked and described (request.h), ready to be run or started (work.h).
+// The calls of a process group: each is checked and described (request.h), then run or started (work.h).
 //
-// A tensor without elements takes part as any other: the ranks' calls are matched by their order.
+// An empty tensor takes part like any other, because the ranks' calls are matched by their order.
 #pragma once
 
 #include <vector>

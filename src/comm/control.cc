@@ -41,7 +41,7 @@ std::vector<std::string> Control::exchange_sized(const char* label, std::string_
 
 void Control::refuse_size(const char* label, int rank, size_t theirs, size_t expected) const {
   throw MismatchError(base::compose(
-      {.what = fmt::format("the ranks do not exchange the same values ({})", label),
+      {.what = fmt::format("the ranks exchange values of different sizes ({})", label),
        .where = fmt::format("rank {}/{}", rank_, world_size_),
        .evidence = fmt::format("this rank sent {} bytes, rank {} sent {}", expected, rank, theirs),
        .hint = "start the same build of the program for every rank"}));

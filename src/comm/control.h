@@ -1,13 +1,14 @@
-// The control channel of a group: small typed values that the ranks exchange beside the data.
+// The control channel of a group, over which the ranks exchange small typed values.
 //
-// What the ranks agree on (a plan, who takes part, whether something failed) never travels as tensors of the
-// data transport: that one may carry device memory only, and a transport that has failed cannot carry the
-// news. The channel is shared memory on one machine (shm/control.h), and the store otherwise
+// What the ranks agree on (a plan, who takes part, whether something failed) is never sent as tensors over
+// the data transport: that transport may support only device memory, and after a failure it cannot report the
+// failure. The channel uses shared memory on one machine (shm/control.h), otherwise the store
 // (store_control.h).
 //
-// Every exchange is a collective: all ranks make the same ones in the same order, and in the same order among
-// the group's data calls. Each has a label, which is a string literal; ranks whose labels differ, or one of
-// which makes a data call instead, get a MismatchError. Exchanges block; each has the group's deadline.
+// Every exchange is a collective: all ranks must make the same exchanges in the same order, and in the same
+// order relative to the group's data calls. Each has a label, which is a string literal. If the labels
+// differ, or if a rank makes a data call instead, the ranks throw MismatchError. Exchanges block; each has
+// the group's timeout.
 //
 // Not thread-safe.
 #pragma once
@@ -38,7 +39,7 @@ class Control {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  // One value of every rank, by rank.
+  // The values of all ranks, by rank.
   template <Plain T>
   std::vector<T> gather(const char* label, const T& mine) {
     std::vector<T> all;
@@ -48,7 +49,7 @@ class Control {
     }
     return all;
   }
-  // Every rank's list, by rank; their lengths may differ.
+  // The lists of all ranks, by rank; their lengths may differ.
   template <Plain T>
   std::vector<std::vector<T>> gather_lists(const char* label, const std::vector<T>& mine) {
     std::vector<std::vector<T>> all;
@@ -59,7 +60,7 @@ class Control {
     return exchange(label, mine);
   }
 
-  // Root's value; what the others give is ignored.
+  // Root's value; the values of the other ranks are ignored.
   template <Plain T>
   T of_root(const char* label, const T& mine, int root) {
     return gather(label, mine)[root];
@@ -72,10 +73,10 @@ class Control {
     return exchange(label, rank_ == root ? std::string_view(mine) : std::string_view())[root];
   }
 
-  // Of each flag, whether it is set on any rank. All ranks give as many.
+  // For each flag, whether it is set on any rank. All ranks must pass the same number of flags.
   std::vector<bool> any(const char* label, const std::vector<bool>& mine);
 
-  // Every rank's bytes, by rank: what all of the above come to.
+  // The bytes of all ranks, by rank. Everything above is based on it.
   std::vector<std::string> exchange(const char* label, std::string_view mine);
 
  protected:
@@ -88,7 +89,7 @@ class Control {
   friend struct ::lockstep::ProcessGroup::Impl;
   friend void attach_control(ProcessGroup::Impl& group, std::unique_ptr<Control> control);
 
-  // All ranks' bytes must have this size.
+  // Throws MismatchError unless the bytes of every rank have this size.
   std::vector<std::string> exchange_sized(const char* label, std::string_view mine, size_t bytes);
   std::vector<std::string> exchange_checked(const char* label, std::string_view mine,
                                             std::optional<size_t> bytes_of_all);
@@ -107,12 +108,13 @@ class Control {
 
   const int rank_;
   const int world_size_;
-  ProcessGroup::Impl* group_ = nullptr;  // that it belongs to, and ends when an exchange fails
+  ProcessGroup::Impl* group_ = nullptr;  // the owner, which ends when an exchange fails
 };
 
 void attach_control(ProcessGroup::Impl& group, std::unique_ptr<Control> control);
 
-// Of the generation that the handle points at. Throws the group's first error if it had one.
+// The control channel of the generation to which the handle refers. Throws the group's first error if the
+// group has failed.
 Control& control_of(const ProcessGroup& group);
 
 }  // namespace lockstep::comm

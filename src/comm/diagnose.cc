@@ -23,12 +23,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// In which what a rank had sent before it ended arrives.
+// Time for data to arrive that a rank sent before it ended.
 constexpr auto kLastWords = 500ms;
-// In which the end of a process whose connection was closed becomes known.
+// Time for the end of a process to become known after its connection was closed.
 constexpr auto kDeathMoment = 300ms;
 constexpr std::chrono::milliseconds kBetweenGlances = 20ms;
-// The process that hosts the store may be the one that is stopped.
+// Short, because the process that hosts the store may be the one that is stopped.
 constexpr auto kAskStore = 500ms;
 
 std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
@@ -39,7 +39,7 @@ std::string where(const ProcessGroup::Impl& group, uint64_t number) {
                      number == 0 ? "" : fmt::format("collective #{}, ", number), group.backend);
 }
 
-// c10d's exceptions carry a C++ stack trace behind their first lines; nobody who reads the error wants it.
+// c10d's exceptions append a C++ stack trace to the message; readers of the error do not need it.
 std::string message_of(const std::exception& error) {
   if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
     return torch_error->what_without_backtrace();
@@ -51,18 +51,18 @@ bool mentions(const std::string& message, std::initializer_list<const char*> wor
                      [&](const char* word) { return message.find(word) != std::string::npos; });
 }
 
-// What each rank has left under "waiting/"; nothing when the store does not answer.
-using Words = std::map<int, std::string>;
-std::optional<Words> ask_who_waits(const ProcessGroup::Impl& group) {
+// The calls that ranks have published under "waiting/", by rank; nullopt if the store does not answer.
+using WaitingCalls = std::map<int, std::string>;
+std::optional<WaitingCalls> read_waiting_calls(const ProcessGroup::Impl& group) {
   try {
     const auto store = group.store->until(base::Deadline::in(kAskStore));
-    Words words;
+    WaitingCalls waiting;
     for (int rank = 0; rank < group.world_size; ++rank) {
-      if (auto word = store->look(waiting_key(rank))) words.emplace(rank, std::move(*word));
+      if (auto call = store->look(waiting_key(rank))) waiting.emplace(rank, std::move(*call));
     }
-    return words;
+    return waiting;
   } catch (const Error& error) {
-    base::log_debug("the store does not say who waits: {}", error.what());
+    base::log_debug("cannot read from the store which ranks are waiting: {}", error.what());
     return std::nullopt;
   }
 }
@@ -76,7 +76,7 @@ std::string list_ranks(const ProcessGroup::Impl& group, const std::vector<int>& 
   return text;
 }
 
-// Who holds a call up, and where they are.
+// The ranks that delay a call, and a description of what they are doing.
 struct Whereabouts {
   std::string text;
   std::vector<int> culprits;
@@ -85,16 +85,16 @@ struct Whereabouts {
 Whereabouts find_late(const ProcessGroup::Impl& group, const std::string& call) {
   const auto stopped = group.watch ? group.watch->stopped() : std::vector<int>{};
   if (!stopped.empty()) return {fmt::format("; stopped: {}", list_ranks(group, stopped)), stopped};
-  const auto words = ask_who_waits(group);
-  if (!words) {
+  const auto waiting = read_waiting_calls(group);
+  if (!waiting) {
     return {fmt::format("; {}, which hosts the store, does not answer", group.ranks.at(0).describe()), {0}};
   }
   std::vector<int> absent;
   std::string elsewhere;
   for (int rank = 0; rank < group.world_size; ++rank) {
     if (rank == group.rank) continue;
-    const auto found = words->find(rank);
-    if (found == words->end()) {
+    const auto found = waiting->find(rank);
+    if (found == waiting->end()) {
       absent.push_back(rank);
     } else if (found->second != call) {
       elsewhere += fmt::format("; {} was waiting in {}", group.ranks.at(rank).describe(), found->second);
@@ -105,15 +105,14 @@ Whereabouts find_late(const ProcessGroup::Impl& group, const std::string& call) 
   return {text + elsewhere, absent};
 }
 
-// The ranks that have ended, the first of them first. Waits for a moment when a connection has just been
-// closed, which may be known here before the end of its process is.
+// The ranks that have ended, the first of them first. If there are none yet, waits up to `moment`: a closed
+// connection may be noticed before the end of its process.
 std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
   for (const auto deadline = base::Deadline::in(moment);;) {
     std::vector<int> ranks;
     for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
     for (const auto& left : group.store->ended(store::Ending::Left)) ranks.push_back(left.rank);
-    // A store of LibTorch's says nothing of ranks that end; the processes of this machine can be seen all the
-    // same.
+    // LibTorch's stores do not report ranks that end, but processes on this machine can be watched directly.
     if (ranks.empty() && group.watch)
       ranks = group.watch->gone(std::min(deadline.remaining(), kBetweenGlances));
     if (!ranks.empty() || deadline.expired()) return ranks;
@@ -121,13 +120,13 @@ std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::millis
   }
 }
 
-// Rather than that it left in good order, or that nobody can tell.
+// False if it deregistered before it ended, or if the store does not know.
 bool was_lost(const ProcessGroup::Impl& group, int rank) {
   const auto lost = group.store->ended(store::Ending::Lost);
   return std::any_of(lost.begin(), lost.end(), [&](const auto& each) { return each.rank == rank; });
 }
 
-// What another rank said when it ended the group, unless a rank was lost before.
+// The error with which another rank ended the group, unless a rank was lost before.
 std::optional<store::Failure> find_failure(const ProcessGroup::Impl& group) {
   auto failure = group.store->failure();
   if (!failure || failure->rank == group.rank) return std::nullopt;
@@ -166,7 +165,7 @@ void report_waiting(ProcessGroup::Impl& group, const std::string& call) {
   try {
     group.store->until(base::Deadline::in(kAskStore))->write(waiting_key(group.rank), call);
   } catch (const std::exception& error) {
-    base::log_debug("cannot leave word that this rank waits: {}", error.what());
+    base::log_debug("cannot publish that this rank is waiting: {}", error.what());
   }
 }
 
@@ -182,7 +181,7 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
     message = message_of(error);
   } catch (...) {
   }
-  refuse_if_failed(group);  // the wait was given up because of that
+  refuse_if_failed(group);  // if so, the wait was given up because of that failure
 
   base::ErrorText text{.what = fmt::format("{} failed", call), .where = where(group, number)};
   std::string kind = "Error";
@@ -191,13 +190,13 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
       mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"});
   const bool timed_out = mentions(message, {"Timed out", "timed out", "timeout"});
   auto ended = find_ended(group, closed ? kDeathMoment : 0ms);
-  // A rank that has waited as long as this one for a stopped rank may have ended by now.
+  // A rank that waited for the stopped rank as long as this one may have ended by now.
   if (timed_out && group.watch && !group.watch->stopped().empty()) ended.clear();
   if (const auto failure = find_failure(group)) {
     const auto end_of_kind = failure->text.find('\n');
     kind = failure->text.substr(0, end_of_kind);
     text.what = fmt::format("{} failed", group.ranks.at(failure->rank).describe());
-    text.evidence = fmt::format("it said: {}", failure->text.substr(end_of_kind + 1));
+    text.evidence = fmt::format("its error: {}", failure->text.substr(end_of_kind + 1));
   } else if (!ended.empty()) {
     kind = "PeerLostError";
     culprits = {ended.front()};
@@ -221,7 +220,7 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
   } else {
     text.evidence = message;
   }
-  // Of an end or of silence every rank learns by itself. Anything else may be known here only.
+  // Every rank detects an ended or a silent rank itself. Any other error may be known only here.
   if (kind == "Error") group.store->fail(kind + '\n' + base::compose(text));
   base::throw_kind(kind, base::compose(text), culprits);
 }

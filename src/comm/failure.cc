@@ -8,13 +8,13 @@ namespace lockstep::comm {
 
 namespace {
 
-// The first error is the one that counts: here, and for the launcher.
+// Only the first error is recorded, here and by the launcher.
 void remember(ProcessGroup::Impl& group, const ProcessGroup::Impl::Failure& failure) {
   const std::lock_guard lock(group.failure_mutex);
   if (group.failure) return;
   group.failure = failure;
   group.failed.store(true, std::memory_order_release);
-  // The launcher knows the ranks of the job, not those of a group.
+  // The launcher uses the ranks of the job, not those of a group.
   base::Note note{failure.kind, failure.message, {}};
   for (const int rank : failure.culprits) note.culprits.push_back(group.ranks.at(rank).rank);
   base::write_note(note);

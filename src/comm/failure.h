@@ -1,4 +1,4 @@
-// The failure of a group: its first error, which every later call repeats.
+// The failure of a group: its first error, which every later call throws again.
 #pragma once
 
 #include <lockstep/error.h>
@@ -7,21 +7,21 @@
 
 namespace lockstep::comm {
 
-// Throws the group's first error again, if it had one.
+// Throws the group's first error if the group has failed.
 [[noreturn]] void throw_first_error(const ProcessGroup::Impl& group);
 inline void refuse_if_failed(const ProcessGroup::Impl& group) {
   if (group.failed.load(std::memory_order_acquire)) [[unlikely]]
     throw_first_error(group);
 }
 
-// Ends the group with this error: here, and on the other ranks as soon as they can know.
+// Ends the group with this error: here, and on the other ranks as soon as they can be notified.
 void end_group(ProcessGroup::Impl& group, const Error& why);
 
-// Must be called while an exception of the transport is handled. Adds what the call was for (purpose.h),
-// keeps the error as the group's, reports it to the launcher, and throws it. A UsageError leaves the group
-// alone: nothing has begun.
+// Must be called while handling an exception of the transport. Adds the purpose of the call (purpose.h),
+// records the error as the group's, reports it to the launcher, and throws it. A UsageError is rethrown and
+// the group stays usable, because nothing has been started.
 [[noreturn]] void throw_failure(ProcessGroup::Impl& group);
-// The same for one of the control channel, of which the data transport knows nothing yet.
+// The same for an exception of the control channel, which the data transport does not know yet: publishes it.
 [[noreturn]] void throw_control_failure(ProcessGroup::Impl& group);
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// Several tensors as one flat one, and back.
+// Copies several tensors into one flat tensor, and back.
 #pragma once
 
 #include <vector>

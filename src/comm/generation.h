@@ -1,4 +1,4 @@
-// Points a group's handle at another generation: the room for groups that are rebuilt while a model lives.
+// Makes the handle of a group refer to another generation, for groups that are rebuilt while a model exists.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace lockstep::comm {
 
-// The generation that a handle points at now.
+// The generation to which a handle refers now.
 const std::shared_ptr<ProcessGroup::Impl>& generation_of(const ProcessGroup& handle);
-// Different for any two generations of this process.
+// Unique among the generations of this process.
 uint64_t generation_number(const ProcessGroup& handle);
 
-// From now on `handle` means the ranks that `other` means. Every rank of the new generation must do it
-// between two steps, with nothing under way on the old one, from the thread that trains.
+// Makes `handle` refer to the generation of `other`. Every rank of the new generation must call it between
+// two steps, from the thread that trains, while no call is in progress on the old generation.
 void point_at(ProcessGroup& handle, const ProcessGroup& other);
 
 }  // namespace lockstep::comm

@@ -1,9 +1,9 @@
-// The inside of a process group: one generation of it.
+// The implementation of a process group: one generation of it.
 //
-// A ProcessGroup is a handle, and what it points at is a generation: the ranks that have met, and the
-// connections between them. Whoever holds the handle (DistributedDataParallel, SyncBatchNorm, Snapshots,
-// DistributedSampler) follows it to another generation without being told (generation.h). What must outlive a
-// generation belongs to the process: registered memory, above all.
+// A ProcessGroup is a handle. It refers to a generation: the ranks that have met, and the connections between
+// them. Owners of a handle (DistributedDataParallel, SyncBatchNorm, Snapshots, DistributedSampler) follow it
+// to another generation without being notified (generation.h). What must outlive a generation, above all
+// registered memory, belongs to the process.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@ namespace lockstep {
 
 struct ProcessGroup::Impl {
   ~Impl() {
-    // A forked child has neither the transport's threads, for which its destructor may wait, nor a part in
-    // the store.
+    // A forked child does not have the transport's threads, for which the destructor may wait, and is not a
+    // member of the store.
     if (::getpid() != made_by) {
       static_cast<void>(control.release());
       new std::shared_ptr<comm::Transport>(std::move(transport));
@@ -42,22 +42,22 @@ struct ProcessGroup::Impl {
   const pid_t made_by = ::getpid();
   const uint64_t generation = next_generation();
   std::string name;     // for messages: "the default group", "group 2 of ranks 0, 3"
-  std::string backend;  // how the transport is called: "shm", "gloo"; "single" in a world of one
+  std::string backend;  // the name of the transport: "shm", "gloo"; "single" in a world of one
   int rank = 0;
   int world_size = 1;
   rendezvous::Placement placement;
   std::chrono::milliseconds timeout{};
   std::vector<rendezvous::RankFacts> ranks;
 
-  // These two are empty in a world of one.
+  // These two are empty if the world size is 1.
   std::optional<rendezvous::PeerWatch> watch;
-  rendezvous::KeyStorePtr store;  // of this group's own
-  int store_holders = 0;          // how many ranks must have no more use for it before it is erased
+  rendezvous::KeyStorePtr store;  // this group's part of the store
+  int store_holders = 0;          // it is erased when this many ranks have released it
 
   comm::Returns blocking = comm::Returns::WhenComplete;  // how calls are described whose caller waits
   int subgroups = 0;
 
-  // The first error, which every later call repeats.
+  // The first error, which every later call throws again.
   struct Failure {
     std::string kind;
     std::string message;
@@ -67,12 +67,12 @@ struct ProcessGroup::Impl {
   mutable std::mutex failure_mutex;
   std::optional<Failure> failure;
 
-  // The same ranks for code that speaks c10d: made when it is first asked for.
+  // Returns a c10d backend of these ranks, for ProcessGroup::c10d().
   std::function<c10::intrusive_ptr<c10d_backend>()> make_c10d;
 
-  // Last: they refer to what is above.
-  std::shared_ptr<comm::Transport> transport;  // of the data
-  std::unique_ptr<comm::Control> control;      // of everything else
+  // Last, because they refer to the members above.
+  std::shared_ptr<comm::Transport> transport;  // for data
+  std::unique_ptr<comm::Control> control;      // for everything else
 
  private:
   static uint64_t next_generation() {

@@ -1,5 +1,5 @@
-// What a collective is made for, so that an error speaks of what the user called ("Snapshots::save", "DDP
-// gradients, bucket 0 (fc.weight, …)") rather than of the collective alone.
+// The purpose of a collective, so that an error names what the user called ("Snapshots::save", "DDP
+// gradients, bucket 0 (fc.weight, …)") and not only the collective.
 #pragma once
 
 #include <string>
@@ -7,13 +7,14 @@
 
 namespace lockstep::comm {
 
-// While one lives, errors of this thread's collectives begin with it. The outermost counts: it is what the
-// user called.
+// While it exists, errors of this thread's collectives start with its text. If purposes are nested, the
+// outermost one is used: it is what the user called.
 class Purpose {
  public:
   explicit Purpose(const char* name)
       : Purpose(name, [](const void* text) -> std::string { return static_cast<const char*>(text); }) {}
-  // `describe` is called for an error only, so that the usual way builds no strings. It must outlive this.
+  // `describe` is called only for an error, so that no strings are built otherwise. It must outlive this
+  // object.
   template <class Describe>
   requires(std::is_invocable_r_v<std::string, const Describe&>) explicit Purpose(const Describe& describe)
       : Purpose(&describe, [](const void* subject) -> std::string {
@@ -23,7 +24,7 @@ class Purpose {
   Purpose(const Purpose&) = delete;
   Purpose& operator=(const Purpose&) = delete;
 
-  // "Snapshots::save: " and the message; the message alone when there is no purpose.
+  // Returns "Snapshots::save: " followed by the message; the message alone if there is no purpose.
   static std::string before(const std::string& message);
 
  private:

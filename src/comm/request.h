@@ -1,6 +1,6 @@
-// The one description of a call: which ranks give bytes, which take them, and whether taking copies or
-// reduces. Everybody who handles a call reads this struct: the collectives that build it, the transports that
-// carry it out, and the errors that describe it.
+// The description of a call: which ranks give bytes, which ranks take them, and whether the takers copy or
+// reduce. Everything that handles a call uses this struct: the collectives that build it, the transports that
+// execute it, and the errors that describe it.
 #pragma once
 
 #include <chrono>
@@ -36,10 +36,10 @@ enum class Kind : uint8_t {
 
 struct Pattern {
   const char* name;
-  bool all_give;  // or only the root
-  bool all_take;  // or only the root
-  bool personal;  // each rank is given a piece of its own, or all are given the same
-  bool reduces;   // takers combine what all give, or copy it
+  bool all_give;  // otherwise only the root
+  bool all_take;  // otherwise only the root
+  bool personal;  // each taker gets its own piece; otherwise all get the same
+  bool reduces;   // takers combine the pieces of all givers; otherwise they copy them
 };
 
 inline const Pattern& pattern_of(Kind kind) {
@@ -73,26 +73,26 @@ inline constexpr int kAnyRank = -1;
 
 struct Request {
   Kind kind = Kind::Barrier;
-  const char* name = nullptr;  // by which it was called; null: the pattern's
+  const char* name = nullptr;  // for messages; null: the pattern's
   c10::ScalarType dtype = c10::ScalarType::Byte;
   c10::Device device = c10::kCPU;
-  ReduceOp op = ReduceOp::Sum;  // of kinds that reduce
+  ReduceOp op = ReduceOp::Sum;  // for kinds that reduce
   int root = kNoRoot;
-  // Of a message: the other rank (kAnyRank: any sender), and the tag.
+  // For a message: the other rank (kAnyRank: any sender), and the tag.
   int peer = kAnyRank;
   int tag = 0;
-  // Elements on which all ranks must agree: what each gives (or, when pieces are personal, what goes to
-  // each). All-to-all has no such number; there, the two ends of each piece are compared.
+  // The number of elements, on which all ranks must agree: of what each rank gives or, if pieces are
+  // personal, of each piece. All-to-all has no such number; there, the two ends of each piece are compared.
   uint64_t count = 0;
-  // Given: one piece for all ranks, or, when personal, one for each rank. Taken: one piece from each rank,
-  // or, when reducing, one. Empty where this rank has no part. A broadcast's takers take from the root alone,
-  // and its root takes nothing. A message gives or takes one piece.
+  // give: one piece for all ranks or, if personal, one for each rank. take: one piece from each rank or, if
+  // the kind reduces, one. Empty if this rank gives or takes nothing. In a broadcast, the takers take from
+  // the root only, and the root takes nothing. A message gives or takes one piece.
   Pieces give;
   Pieces take;
-  // The given pieces are adjacent in memory.
+  // The pieces of `give` are adjacent in memory.
   bool give_is_contiguous = true;
   std::chrono::milliseconds timeout{0};  // 0: the group's
-  // What owns the pieces' memory, for a call that outlives its caller's scope.
+  // Owners of the pieces' memory, for a call that outlives the scope of its caller.
   std::vector<at::Tensor> keep;
 
   const char* called() const { return name != nullptr ? name : pattern_of(kind).name; }
@@ -113,7 +113,7 @@ const char* name_of(ReduceOp op);
 
 // "all_reduce of 1000 Float, Sum"; "send of 10 Float to rank 1, tag 0".
 std::string describe(const Request& request);
-// The same of a call of which only these are known. `name`: null for the pattern's.
+// The same for a call of which only these facts are known. `name`: null for the pattern's.
 struct CallFacts {
   Kind kind = Kind::Barrier;
   c10::ScalarType dtype = c10::ScalarType::Byte;

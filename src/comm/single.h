@@ -1,4 +1,4 @@
-// The transport and the control channel of a world of one: what a rank gives, it takes.
+// The transport and the control channel for world size 1: the rank takes what it gives.
 #pragma once
 
 #include "comm/control.h"
@@ -10,7 +10,7 @@ class SingleTransport final : public Transport {
  public:
   bool averages(c10::ScalarType) const override { return true; }
   bool carries(c10::Device) const override { return true; }
-  bool reports_failures() const override { return true; }  // to nobody
+  bool reports_failures() const override { return true; }  // there is no other rank
 
   void run(Request& request) override;
   std::shared_ptr<Work::State> start(Request&& request) override;

@@ -17,21 +17,21 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// After this long a wait is slow enough to leave word of it.
+// A wait that takes longer than this is published in the store.
 constexpr auto kSlow = 1s;
 constexpr auto kAnswerSoon = 500ms;
 constexpr size_t kLargeBytes = size_t{64} << 10;
 
 std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
 
-// How many ranks have read an exchange, and that all have.
+// The number of ranks that have read an exchange; a key that exists once all have.
 std::string read_key(uint64_t exchange) { return fmt::format("control/{}/read", exchange); }
 std::string done_key(uint64_t exchange) { return fmt::format("control/{}/done", exchange); }
 
 // The rank whose process may host the store.
 constexpr int kHost = 0;
 
-// What a rank writes: how many data calls it had begun, the label, and the bytes.
+// What a rank writes: the number of data calls that it had started, the label, and the bytes.
 struct Entry {
   uint64_t data_calls = 0;
   std::string label;
@@ -45,7 +45,7 @@ std::string encode(const Entry& entry) {
 Entry decode(const std::string& text) {
   const auto first = text.find('\n');
   const auto second = first == std::string::npos ? first : text.find('\n', first + 1);
-  if (second == std::string::npos) throw MismatchError("a key of the control channel holds something else");
+  if (second == std::string::npos) throw MismatchError("a control channel key has an unexpected value");
   return {.data_calls = std::stoull(text.substr(0, first)),
           .label = text.substr(first + 1, second - first - 1),
           .bytes = text.substr(second + 1)};
@@ -170,7 +170,7 @@ std::optional<StoreControl::Elsewhere> StoreControl::find_elsewhere(uint64_t dat
       if (entry.data_calls < data_call) return Elsewhere{rank, std::move(entry.label)};
     }
   } catch (const Error& error) {
-    base::log_debug("the store does not tell who is in an exchange: {}", error.what());
+    base::log_debug("cannot read from the store which ranks are in an exchange: {}", error.what());
   }
   return std::nullopt;
 }

@@ -1,7 +1,7 @@
-// The control channel of groups whose ranks share no memory: every exchange is a key of each rank in the
-// group's store, which every rank reads.
+// The control channel of groups whose ranks share no memory. In each exchange, every rank writes a key to the
+// group's store and reads the keys of all ranks.
 //
-// A rank erases its key of one exchange when it has finished the next: by then all have read it.
+// A rank erases its key of an exchange when it has finished the next one: by then, all ranks have read it.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace lockstep::comm {
 
 class StoreControl final : public Control {
  public:
-  // `data_calls`: how many data calls this rank has begun on the group.
+  // `data_calls`: returns the number of data calls that this rank has started on the group.
   StoreControl(ProcessGroup::Impl& group, std::function<uint64_t()> data_calls);
 
-  // For a data call that waits: a rank that is in the exchange that would be this rank's next, and has not
-  // made this call before. The two do not make the same calls.
+  // For a data call that is waiting: finds a rank that is already in this rank's next exchange, but has not
+  // made this data call. Such ranks do not make the same calls.
   struct Elsewhere {
     int rank;
     std::string label;

@@ -1,8 +1,8 @@
-// What carries the bytes of a group: shared memory, Gloo, another c10d backend, or nothing in a world of one.
+// Transfers the bytes of a group: over shared memory, Gloo or another c10d backend, or not at all if the
+// world size is 1.
 //
-// A transport belongs to one generation of a group (group.h) and ends with it. It is told what to do by a
-// Request and reports what goes wrong as one of lockstep's errors. The first error is final: every later call
-// throws it again.
+// A transport belongs to one generation of a group (group.h) and ends with it. It executes Requests and
+// throws lockstep's errors. The first error is final: every later call throws it again.
 //
 // Not thread-safe, unless an implementation promises more.
 #pragma once
@@ -23,35 +23,35 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // ---- What it can do
+  // ---- Capabilities
 
-  // ReduceOp::Avg of this dtype costs no more than a sum: the division is part of the same pass over memory.
+  // Whether ReduceOp::Avg of this dtype costs no more than a sum: the division is part of the same pass over
+  // memory.
   virtual bool averages(c10::ScalarType dtype) const = 0;
-  // Tensors on this device can be given and taken.
+  // Whether tensors on this device are supported.
   virtual bool carries(c10::Device device) const { return device.is_cpu(); }
-  // allocate() returns memory that is reduced with no copy.
+  // Whether allocate() returns memory that is reduced without copying.
   virtual bool supplies_memory() const { return false; }
-  // Calls that nobody waits for advance faster when their caller asks for them now and then
-  // (Work::State::is_done).
+  // Whether calls in progress advance faster if their caller polls them (Work::State::is_done).
   virtual bool needs_polling() const { return false; }
-  // Requests must own the memory of their pieces (Request::keep) also when their caller waits: a wait that is
-  // given up leaves the bytes to threads that go on.
+  // Whether requests must own the memory of their pieces (Request::keep) even if their caller waits: after a
+  // wait that was given up, other threads still use that memory.
   virtual bool needs_owners() const { return false; }
-  // A failure on one rank reaches the ranks that wait for it by itself. Otherwise the group publishes it in
-  // the store.
+  // Whether the transport itself reports a failure on one rank to the ranks that wait for it. Otherwise the
+  // group publishes it in the store.
   virtual bool reports_failures() const { return false; }
 
-  // ---- What it does
+  // ---- Operations
 
-  // Carries the request out and returns when it is complete here.
+  // Executes the request; blocks until it is complete on this rank.
   virtual void run(Request& request) = 0;
-  // Begins it. Requests of all ranks are matched in the order in which they were begun.
+  // Starts the request. The requests of all ranks are matched in the order in which they were started.
   virtual std::shared_ptr<Work::State> start(Request&& request) = 0;
-  // Ends the group's communication: calls under way and to come throw this error. Does not block.
+  // Ends the group's communication: calls in progress and later calls throw this error. Does not block.
   virtual void fail(const Error& why) noexcept = 0;
 
-  // Uninitialised, contiguous memory for tensors of this group. Belongs to the process: it outlives the
-  // transport, and the next generation of the group can use it as it is.
+  // Returns uninitialised, contiguous memory for tensors of this group. The memory belongs to the process: it
+  // outlives the transport, and the next generation of the group can use it unchanged.
   virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
   // Whether this is such memory, and still reduced with no copy.
   virtual bool supplied(const at::Tensor&) const { return false; }

@@ -1,4 +1,4 @@
-// A call under way: what the public Work refers to.
+// A call in progress, to which the public Work refers.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-// Made by a transport (comm/transport.h), which implements the virtual functions.
+// Created by a transport (comm/transport.h), which implements the virtual functions.
 struct Work::State {
   using Clock = std::chrono::steady_clock;
 
@@ -26,16 +26,17 @@ struct Work::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // Blocks until the transport has done its part. Throws what went wrong; called again, it does the same.
+  // Blocks until the transport has done its part. Throws the error of the call, and again if called again.
   virtual void complete() = 0;
-  // Advances the call if the transport needs that; true once complete() would not block.
+  // Advances the call if the transport needs polling. Returns whether complete() would return without
+  // blocking.
   virtual bool is_done() = 0;
-  // When the transport's part ended; nothing while that is not known.
+  // When the transport finished its part; nullopt while that is unknown.
   virtual std::optional<Clock::time_point> ended() const { return std::nullopt; }
 
   comm::Request request;
 
-  // The rest is filled in for calls of the public interface.
+  // The rest is set for calls of the public interface.
   std::shared_ptr<ProcessGroup::Impl> group;
   std::function<void()> finish;    // copies results into the caller's tensors; may be empty
   std::vector<at::Tensor> result;  // what Work::result() returns
@@ -45,10 +46,10 @@ struct Work::State {
 
 namespace comm {
 
-// Whether the caller waits for the call where it makes it. If so, nothing but copies needs to be kept alive.
+// Whether the call blocks until it is complete. If so, only copies need to be kept alive.
 enum class Returns : uint8_t { WhenComplete, AtOnce };
 
-// A call of the public interface as its caller sees it.
+// A call of the public interface: the request, and what remains to be done for the caller.
 struct Prepared {
   struct Results {
     std::function<void()> finish;  // copies them into the caller's tensors; may be empty
@@ -63,9 +64,10 @@ struct Prepared {
   }
 };
 
-// Carries the call out and returns when it is complete here.
+// Executes the call; blocks until it is complete on this rank.
 void run(ProcessGroup::Impl& group, Prepared& call);
 void run(ProcessGroup::Impl& group, Request& request);
+// Starts the call and returns immediately.
 Work start(const std::shared_ptr<ProcessGroup::Impl>& group, Prepared&& call);
 
 }  // namespace comm

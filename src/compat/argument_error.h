@@ -1,4 +1,4 @@
-// What LibTorch's backends throw when arguments cannot be right: in Python a RuntimeError in 1.x, a
+// The exception that LibTorch's backends throw for invalid arguments: in Python, a RuntimeError in 1.x and a
 // ValueError in 2.x.
 #pragma once
 

@@ -31,14 +31,14 @@ class PostHook : public autograd::FunctionPostHook {
 }  // namespace
 
 struct GradientHook::Impl {
-  // A shared_ptr up to LibTorch 2.x, an intrusive_ptr later. The parameter itself holds it weakly only.
+  // A shared_ptr up to LibTorch 2.x, an intrusive_ptr later. The parameter itself has only a weak reference.
   decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) accumulator;
   uintptr_t key;
 };
 
 GradientHook::GradientHook(const at::Tensor& parameter, std::function<void()> fire)
     : impl_(std::make_unique<Impl>()) {
-  // One that is frozen has no accumulator, but keeps the one it had.
+  // A frozen parameter has no accumulator, but keeps one that it already has.
   const bool frozen = !parameter.requires_grad();
   if (frozen) parameter.set_requires_grad(true);
   impl_->accumulator = autograd::impl::grad_accumulator(parameter);

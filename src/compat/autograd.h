@@ -10,11 +10,11 @@
 
 namespace lockstep::compat {
 
-// A place in the graph, for comparing.
+// Identifies a node of the graph.
 using NodeAddress = const void*;
 
-// Calls `fire` whenever autograd has accumulated a gradient into the parameter's .grad, in autograd's thread,
-// until it is destroyed.
+// Until it is destroyed, calls `fire` in autograd's thread whenever autograd has accumulated a gradient into
+// the parameter's .grad.
 class GradientHook {
  public:
   GradientHook(const at::Tensor& parameter, std::function<void()> fire);
@@ -30,15 +30,15 @@ class GradientHook {
   std::unique_ptr<Impl> impl_;
 };
 
-// Within a backward pass: has this called once, when the pass is over and before backward() returns. What it
-// throws comes out of backward().
+// Must be called within a backward pass. Registers a callback that is called once, at the end of the pass and
+// before backward() returns. backward() throws what the callback throws.
 void at_end_of_backward(std::function<void()> callback);
 
-// Within a backward pass: whether it is to accumulate into any of these nodes. torch::autograd::grad, which
-// hands gradients to its caller, does not.
+// Must be called within a backward pass. Returns whether the pass accumulates into any of these nodes.
+// torch::autograd::grad, which returns gradients to its caller, does not.
 bool accumulates_into(const std::unordered_map<NodeAddress, size_t>& nodes);
 
-// Calls `visit` for every node that gradients of these tensors will flow through.
+// Calls `visit` for every node through which gradients of these tensors will flow.
 void walk_graph(const std::vector<at::Tensor>& tensors, const std::function<void(NodeAddress)>& visit);
 
 }  // namespace lockstep::compat

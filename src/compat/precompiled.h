@@ -1,4 +1,4 @@
-// Precompiled once, for all folders of src that use LibTorch. Files include what they use all the same.
+// Precompiled once, for all folders of src that use LibTorch. Files must still include what they use.
 #pragma once
 
 #include <memory>

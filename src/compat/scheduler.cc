@@ -11,7 +11,7 @@ namespace lockstep::compat {
 
 namespace {
 
-// A protected member is named through a class that is derived from its own.
+// A protected member can be named in a derived class.
 struct Counter : torch::optim::LRScheduler {
   static constexpr unsigned torch::optim::LRScheduler::*kMember = &Counter::step_count_;
 };
@@ -19,8 +19,8 @@ struct Counter : torch::optim::LRScheduler {
 #if LOCKSTEP_HAS_PLATEAU
 using Plateau = torch::optim::ReduceLROnPlateauScheduler;
 
-// A private one is named as an argument of an explicit instantiation, where access is not checked; the
-// friend that this defines passes it on.
+// A private member can be named as an argument of an explicit instantiation, where access is not checked; the
+// friend function that this defines returns it.
 template <class Tag, auto Member>
 struct Reveal {
   friend auto& member(Tag, Plateau& scheduler) { return scheduler.*Member; }
@@ -64,7 +64,7 @@ void set_plateau_state(Plateau& scheduler, const PlateauState& state) {
   member(LastEpoch(), scheduler) = state.last_epoch;
 }
 #else
-// Nobody can make one.
+// This version of LibTorch has no such scheduler.
 PlateauState plateau_state(torch::optim::ReduceLROnPlateauScheduler&) { return {}; }
 void set_plateau_state(torch::optim::ReduceLROnPlateauScheduler&, const PlateauState&) {}
 #endif

@@ -1,4 +1,4 @@
-// What LibTorch's schedulers remember, and hide: a snapshot needs it.
+// The hidden state of LibTorch's schedulers, which a snapshot needs.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class ReduceLROnPlateauScheduler;  // LibTorch 1.13 has none
 
 namespace lockstep::compat {
 
-// How often step() was called.
+// The number of times that step() was called.
 unsigned step_count(torch::optim::LRScheduler& scheduler);
 void set_step_count(torch::optim::LRScheduler& scheduler, unsigned count);
 

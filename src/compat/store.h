@@ -1,4 +1,4 @@
-// c10d::Store, to derive from.
+// A base class for stores: c10d::Store in every version of LibTorch.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -10,7 +10,7 @@ class Store : public c10d::Store {
  public:
   using c10d::Store::Store;
 
-  // Late versions of LibTorch 2 ask for it in these words; for the others it is a function like any other.
+  // Late versions of LibTorch 2 declare it in c10d::Store; in the others it is an ordinary function.
   virtual c10::intrusive_ptr<c10d::Store> clone() { return copy(); }
 
  private:

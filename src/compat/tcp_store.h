@@ -10,7 +10,7 @@
 
 namespace lockstep::compat {
 
-// It must be reachable already. May block when its host does not answer.
+// Connects to the store, which must already be reachable. May block if its host does not answer.
 c10::intrusive_ptr<c10d::Store> join_tcp_store(const std::string& host, uint16_t port,
                                                std::chrono::milliseconds timeout);
 

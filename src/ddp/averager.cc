@@ -11,7 +11,7 @@ PeriodicAverager::PeriodicAverager(std::shared_ptr<ProcessGroup> group, Averager
     : group_(std::move(group)), options_(options) {
   if (!group_) throw UsageError("PeriodicAverager needs a process group");
   if (options_.period < 1)
-    throw UsageError("PeriodicAverager averages every 1 or more steps; see AveragerOptions");
+    throw UsageError("PeriodicAverager needs a period of at least 1 (AveragerOptions::period)");
 }
 
 bool PeriodicAverager::average(const std::vector<at::Tensor>& parameters) {

@@ -25,23 +25,23 @@ namespace {
 void check(const detail::ModelView& model, const ProcessGroup* group, const DdpOptions& options) {
   const auto refuse = [](const std::string& evidence, const std::string& hint) {
     throw UsageError(base::compose(
-        {.what = "DistributedDataParallel cannot be made", .evidence = evidence, .hint = hint}));
+        {.what = "DistributedDataParallel cannot be constructed", .evidence = evidence, .hint = hint}));
   };
   if (group == nullptr) refuse("the process group is null", "call init_process_group first");
   if (!(options.bucket_cap_mb > 0) || !(options.first_bucket_mb > 0)) {
-    refuse("a bucket's size must be more than 0 MB", "leave bucket_cap_mb and first_bucket_mb as they are");
+    refuse("a bucket's size must be more than 0 MB", "use the defaults of bucket_cap_mb and first_bucket_mb");
   }
-  if (options.verify_every < 0) refuse("verify_every is less than 0", "0 switches the comparison off");
+  if (options.verify_every < 0) refuse("verify_every is less than 0", "0 turns the comparison off");
   const bool any = std::any_of(model.parameters.begin(), model.parameters.end(),
                                [](const auto& parameter) { return parameter.second.requires_grad(); });
-  if (!any) refuse("no parameter of the module requires a gradient", "a module without them needs no DDP");
+  if (!any) refuse("no parameter of the module requires a gradient", "such a module does not need DDP");
   for (const auto& name : options.ignore) {
     const auto has = [&](const detail::NamedTensors& tensors) {
       return std::any_of(tensors.begin(), tensors.end(), [&](const auto& t) { return t.first == name; });
     };
     if (!has(model.parameters) && !has(model.buffers())) {
       refuse(fmt::format("there is no parameter or buffer '{}' to ignore", name),
-             "names are those of named_parameters() and named_buffers()");
+             "use the names of named_parameters() and named_buffers()");
     }
   }
 }
@@ -53,7 +53,7 @@ detail::NamedTensors without(detail::NamedTensors tensors, const std::vector<std
   return tensors;
 }
 
-// A tensor with several names is left out by any of them.
+// A tensor with several names is removed if any of them is in the list.
 detail::NamedTensors without_tensors(detail::NamedTensors tensors, const std::vector<std::string>& names) {
   std::unordered_set<const void*> ignored;
   for (const auto& [name, tensor] : tensors) {
@@ -65,7 +65,7 @@ detail::NamedTensors without_tensors(detail::NamedTensors tensors, const std::ve
   return tensors;
 }
 
-// A module that is registered twice brings its parameters twice.
+// The parameters of a module that is registered twice are listed twice.
 detail::NamedTensors once_each(const detail::NamedTensors& tensors) {
   detail::NamedTensors unique;
   std::unordered_set<const void*> seen;
@@ -99,7 +99,7 @@ NoSync::~NoSync() {
 void DdpBase::Impl::refuse_under_join(const char* call) const {
   if (!joining) return;
   throw UsageError(base::compose({.what = fmt::format("ddp.{}() was called under Join", call),
-                                  .hint = "call it before the Join is made, or after its end"}));
+                                  .hint = "call it before the Join is constructed, or after its end"}));
 }
 
 void DdpBase::Impl::follow_group() {
@@ -126,7 +126,7 @@ void DdpBase::Impl::wrap(detail::ModelView view) {
       ddp::broadcast_all(*group, values, 0);
       break;
     case InitSync::Verify:
-      ddp::check_same_values(*group, values, "when they are wrapped");
+      ddp::check_same_values(*group, values, "when the module is wrapped");
       break;
     case InitSync::None:
       break;
@@ -144,7 +144,7 @@ void DdpBase::Impl::make_reducer() {
   averaged.resize(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, tensor] = parameters[i];
-    // What has once been averaged keeps its place, even if it is frozen for now.
+    // A parameter that was averaged once keeps its place, even while it is frozen.
     averaged[i] = averaged[i] || tensor.requires_grad();
     if (!averaged[i]) continue;
     const bool sparse = std::find(model.sparse.begin(), model.sparse.end(), name) != model.sparse.end();
@@ -174,12 +174,12 @@ void DdpBase::Impl::compare_models_if_changed() {
   ddp::check_same_model(*group, ddp::describe_model(parameters, buffers(), options));
 }
 
-// Ranks that have run out of input hear of synchronised forwards only, and would be waited for.
+// Ranks without input are notified only of synchronised forwards, so this forward would wait for them.
 void DdpBase::Impl::refuse_lonely_batch_norm() const {
   if (!joining || !model.is_training() || ddp::sync_groups_in(model).empty()) return;
   throw UsageError(base::compose(
-      {.what = "a training forward under Join that is not synchronised goes through synchronised batch norms",
-       .evidence = "no_sync() or no gradient mode, with convert_sync_batchnorm",
+      {.what = "an unsynchronised training forward under Join uses synchronised batch norms",
+       .evidence = "it runs under no_sync() or without gradient mode, after convert_sync_batchnorm",
        .hint = "synchronise every forward under Join, or evaluate in eval() mode"}));
 }
 
@@ -213,9 +213,9 @@ void DdpBase::before_forward() {
   }
   if (self.joining) {
     if (self.outdated()) {
-      throw UsageError(
-          base::compose({.what = "parameters were unfrozen, or got another dtype or device, under Join",
-                         .hint = "do that before the Join is made, or after its end"}));
+      throw UsageError(base::compose(
+          {.what = "parameters were unfrozen, or converted to another dtype or device, under Join",
+           .hint = "do that before the Join is constructed, or after its end"}));
     }
     const comm::Purpose purpose("Join, before forward");
     self.turn = self.announce(true);
@@ -266,20 +266,20 @@ void DdpBase::refresh(detail::ModelView model) {
 
 // ---- After a backward pass
 
-// Under Join the ranks agree before each forward on who takes part; nobody has asked here. Not an error yet:
-// the gradient may come from beside the outputs of a forward that has been announced, as the end of the pass
-// shows.
+// Under Join, the ranks agree before each forward on who takes part; for this one, they have not. That is not
+// an error yet: the gradient may have bypassed the outputs of an announced forward, as the end of the pass
+// will show.
 bool DdpBase::Impl::syncs_bypassed() const { return sync->on && !joining; }
 
 void DdpBase::Impl::after_pass(bool synchronised, bool bypassed) {
   if (bypassed && joining && sync->on) {
     throw UsageError(base::compose(
-        {.what = "under Join the module was called past its wrapper, as ddp->forward(x)",
+        {.what = "under Join, the module was called without its wrapper, as ddp->forward(x)",
          .where = fmt::format("rank {}/{}", group->rank(), group->world_size()),
          .evidence =
              "gradients have arrived that belong to no forward of the wrapper, so the other ranks do not "
-             "know of this step",
-         .hint = "under Join write ddp(x); for output types of your own, write visit_tensors "
+             "know about this step",
+         .hint = "under Join, write ddp(x); for your own output types, define visit_tensors "
                  "(lockstep/tensors_in.h)"}));
   }
   if (!synchronised || joining) return;
@@ -288,19 +288,19 @@ void DdpBase::Impl::after_pass(bool synchronised, bool bypassed) {
     average_unplanned();
     compare_models_if_changed();
     verify_now_and_then();
-    // What ddp(x) does before each forward. Here it comes late, but rank 0's buffers follow from its own
-    // batches alone, so they are the same bits either way, and all ranks begin the next forward with them.
-    // Only on the ranks above 0, after forwards under no_sync, could a module that computes with its buffers
-    // in training (batch norm does not) tell the difference.
+    // ddp(x) does this before each forward. Here it is late, but rank 0's buffers depend only on its own
+    // batches, so they are bitwise the same either way, and all ranks start the next forward with them. It
+    // could make a difference only on the other ranks, after forwards under no_sync, for a module that
+    // computes with its buffers in training (batch norm does not).
     sync_buffers(turn);
   }
   if (!options.checks) return;
-  // Hooks may keep the replicas apart on purpose; with verify_every a difference is an error anyway.
+  // With a hook, the replicas may differ on purpose; with verify_every, a difference is an error anyway.
   const bool compare = !hook && options.init_sync != InitSync::None && options.verify_every == 0;
   if (sanity.after_pass(*group, parameters, compare)) warn_of_other_parameters();
 }
 
-// Parameters that were unfrozen before this pass, and that nobody could notice then.
+// Averages parameters that were unfrozen before this pass, which was not noticed then.
 void DdpBase::Impl::average_unplanned() {
   std::vector<at::Tensor> unplanned;
   for (size_t i = 0; i < averaged.size(); ++i) {
@@ -342,7 +342,7 @@ std::vector<std::string> DdpBase::Impl::replaced(const std::vector<std::string>&
   return others;
 }
 
-// Parameters that have appeared, or taken the place of others, are averaged by nobody.
+// Parameters that were added or replaced are not averaged.
 void DdpBase::Impl::warn_of_other_parameters() {
   if (warned_of_others) return;
   std::unordered_set<const void*> wrapped;
@@ -353,13 +353,13 @@ void DdpBase::Impl::warn_of_other_parameters() {
     base::log_warn(
         "{}",
         base::compose({.what = fmt::format("the gradient of '{}' is not averaged", name),
-                       .evidence = "it was not in the module, or was another tensor, when it was wrapped",
-                       .hint = "call ddp.refresh() after changing the module, and make a new optimizer"}));
+                       .evidence = "it was added or replaced after the module was wrapped",
+                       .hint = "call ddp.refresh() after changing the module, and create a new optimizer"}));
     return;
   }
 }
 
-// ---- The rest of the public face
+// ---- The rest of the public interface
 
 std::vector<at::Tensor> DdpBase::parameters() const {
   std::vector<at::Tensor> tensors;
@@ -394,8 +394,8 @@ bool DdpBase::gradient_sync() const { return impl_->sync->on; }
 
 void DdpBase::register_comm_hook(CommHook hook) {
   if (impl_->hook) {
-    throw UsageError(base::compose({.what = "there is a communication hook already",
-                                    .hint = "register one, before the first backward pass"}));
+    throw UsageError(base::compose({.what = "a communication hook is already registered",
+                                    .hint = "register only one, before the first backward pass"}));
   }
   impl_->hook = std::move(hook);
   if (impl_->reducer) impl_->reducer->set_hook(impl_->hook);
@@ -407,7 +407,7 @@ void DdpBase::verify_replicas() {
   impl_->follow_group();
   if (!impl_->reducer) return;
   const comm::Purpose purpose("verify_replicas");
-  // Not the buffers: between two forwards each rank's batch norm has counted its own batch.
+  // Not the buffers: between two forwards, each rank's batch norm has counted its own batch.
   ddp::check_same_values(*impl_->group, impl_->parameters, "any more");
 }
 

@@ -1,4 +1,5 @@
-// The inside of DistributedDataParallel: what happens around each forward pass, and after each backward pass.
+// The implementation of DistributedDataParallel: what happens around each forward pass, and after each
+// backward pass.
 #pragma once
 
 #include <memory>
@@ -19,39 +20,41 @@ struct DdpBase::Impl final : reducer::Owner {
   Impl(detail::ModelView view, std::shared_ptr<ProcessGroup> with, DdpOptions chosen);
 
   detail::ModelView model;
-  detail::NamedTensors parameters;  // without those to be ignored, each once
-  // A handle: may point at another generation of the group in the next step than in this one.
+  detail::NamedTensors parameters;  // without the ignored ones, each once
+  // A handle: in the next step, it may refer to another generation of the group.
   const std::shared_ptr<ProcessGroup> group;
   const DdpOptions options;
   const std::shared_ptr<NoSync::Switch> sync = std::make_shared<NoSync::Switch>();
   CommHook hook;
-  // Null in a world of one, where there is nothing to do.
+  // Null if the world size is 1: then there is nothing to do.
   std::shared_ptr<reducer::Reducer> reducer;
-  std::vector<bool> averaged;  // which of the parameters it averages
+  std::vector<bool> averaged;  // which of the parameters the reducer averages
   ddp::Sanity sanity;
 
-  // The group may have got other ranks since.
+  // Adapts to the current generation of the group, which may have other ranks.
   void follow_group();
   reducer::Turn whole_group() const { return {.participants = group->world_size(), .leader = 0}; }
   void refuse_under_join(const char* call) const;
 
   // Under Join.
   bool joining = false;
-  std::optional<reducer::Turn> last_turn;  // of the last step that anybody took
-  // Tells the others whether this rank takes part in a step; all ranks of the group call it. Who does.
+  std::optional<reducer::Turn> last_turn;  // of the last step that any rank took
+  // Notifies the others whether this rank takes part in a step; all ranks of the group must call it. Returns
+  // the ranks that take part.
   reducer::Turn announce(bool takes_part);
 
-  // Whatever the module holds now becomes the model: checked against the other ranks', made the same,
-  // averaged.
+  // Adopts the current contents of the module: compares them with the other ranks', makes them equal as
+  // init_sync says, and averages their gradients from now on. All ranks must call it.
   void wrap(detail::ModelView view);
   detail::NamedTensors buffers() const;
   void refuse_lonely_batch_norm() const;
   void sync_buffers(const reducer::Turn& turn);
 
-  // The reducer's parameters are not the module's any more: some were unfrozen, or got another dtype or
+  // Whether the reducer no longer fits the parameters: some were unfrozen, or converted to another dtype or
   // device.
   bool outdated() const;
-  // For these. Does not communicate; the models are compared when the ranks next meet.
+  // Creates a reducer for the current parameters. Does not communicate; compare_models_if_changed() compares
+  // the models later.
   void make_reducer();
   void compare_models_if_changed();
   void verify_now_and_then();
@@ -63,11 +66,11 @@ struct DdpBase::Impl final : reducer::Owner {
   void average_unplanned();
   void warn_of_other_parameters();
 
-  // Of the forward pass under way.
+  // State of the current forward pass.
   bool forward_syncs = false;
   reducer::Turn turn;
-  int64_t forwards = 0;  // that were synchronised
-  bool compared = true;  // the models, since the reducer was made
+  int64_t forwards = 0;  // the number of synchronised ones
+  bool compared = true;  // the models were compared since the reducer was created
   bool warned_of_others = false;
 };
 

@@ -15,17 +15,17 @@ CommResult::CommResult(c10::intrusive_ptr<c10::ivalue::Future> future)
         const auto& value = future->constValue();
         if (value.isTensor()) return value.toTensor();
         if (value.isTensorList() && value.toTensorVector().size() == 1) return value.toTensorVector().front();
-        throw UsageError(base::compose(
-            {.what = "the communication hook's future holds no tensor",
-             .evidence = fmt::format("it holds a {}", value.tagKind()),
-             .hint = "a future of one tensor, or of a list with one tensor in it, is what a hook answers"}));
+        throw UsageError(
+            base::compose({.what = "the future of the communication hook does not hold a tensor",
+                           .evidence = fmt::format("it holds a {}", value.tagKind()),
+                           .hint = "return a future of one tensor, or of a list that contains one tensor"}));
       }) {}
 
 namespace hooks {
 
 namespace {
 
-// Divided first: a sum of many large gradients may be out of a small type's range.
+// Divides first: a sum of many large gradients may exceed the range of a small type.
 CommHook compress(at::ScalarType dtype) {
   return [dtype](GradBucket& bucket, ProcessGroup& group) -> CommResult {
     auto small = group.empty({bucket.buffer.numel()}, bucket.buffer.options().dtype(dtype));

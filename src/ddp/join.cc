@@ -30,7 +30,7 @@ reducer::Turn DdpBase::Impl::announce(bool takes_part) {
     who.leader = rank;
   }
   if (who.participants == 0) return who;
-  // Nobody comes back, so a smaller number is how the others learn of any change.
+  // Ranks that have run out of input stay out, so every change shows as a smaller number.
   if (who.participants < (last_turn ? last_turn->participants : group->world_size())) {
     for (const auto& batch_norms : ddp::sync_groups_in(model)) batch_norms->regroup(takes_part);
   }
@@ -40,7 +40,7 @@ reducer::Turn DdpBase::Impl::announce(bool takes_part) {
 
 Join::Join(DdpBase& ddp) : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
   auto& impl = *ddp_.impl_;
-  if (impl.joining) throw UsageError("a Join is under way for this module already; they do not nest");
+  if (impl.joining) throw UsageError("there is already a Join for this module; Joins do not nest");
   impl.follow_group();
   impl.joining = impl.reducer != nullptr;
   impl.last_turn.reset();
@@ -61,7 +61,7 @@ void Join::finish() {
   }
   impl.turn = impl.whole_group();
   restore_batch_norms(impl.model);
-  // Those who finished early have missed the last steps.
+  // Ranks that finished early have missed the last steps.
   if (!impl.last_turn) return;
   auto model = impl.parameters;
   for (auto& buffer : impl.buffers()) model.push_back(std::move(buffer));
@@ -74,18 +74,18 @@ Join::~Join() {
     try {
       finish();
     } catch (const std::exception& error) {
-      base::log_error("the end of a Join: {}", error.what());
+      base::log_error("Join::finish failed: {}", error.what());
     }
     return;
   }
-  // A rank on its way out with an exception takes no part any more.
+  // An exception is leaving the scope, so this rank no longer takes part.
   auto& impl = *ddp_.impl_;
   if (!impl.joining) return;
   impl.joining = false;
   impl.turn = impl.whole_group();
   restore_batch_norms(impl.model);
   impl.group->poison(
-      Error(base::compose({.what = "a rank has left the scope of its Join with an exception",
+      Error(base::compose({.what = "an exception has left the scope of a Join",
                            .where = fmt::format("rank {}/{}", impl.group->rank(), impl.group->world_size()),
                            .hint = "look at the output of that rank"})));
 }

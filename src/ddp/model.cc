@@ -40,7 +40,7 @@ detail::ModelView detail::view_of(const std::shared_ptr<torch::nn::Module>& modu
       view.sparse.push_back(weight);
     }
   };
-  // Not with named_modules, which cannot include a module that no shared_ptr owns.
+  // The module itself is not in named_modules, which cannot include a module that no shared_ptr owns.
   look_at("weight", *module);
   for (const auto& child : module->named_modules("", false)) look_at(child.key() + ".weight", *child.value());
   return view;
@@ -57,7 +57,7 @@ std::string describe(const std::string& what, const std::string& name, const at:
                      tensor.requires_grad() ? ", requires a gradient" : "");
 }
 
-// Of every rank.
+// The lines of every rank.
 std::vector<std::vector<std::string>> gather_lines(ProcessGroup& group, const std::string& text) {
   std::vector<std::vector<std::string>> all;
   for (const auto& theirs : comm::control_of(group).gather_texts("model check, all lines", text)) {
@@ -102,13 +102,13 @@ void check_same_model(ProcessGroup& group, const std::vector<std::string>& lines
     if (theirs == first) continue;
     const auto [here, there] = std::mismatch(first.begin(), first.end(), theirs.begin(), theirs.end());
     throw MismatchError(base::compose(
-        {.what = "the ranks do not hold the same model",
+        {.what = "the ranks do not have the same model",
          .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
          .evidence =
              fmt::format("rank 0 has {}; rank {} has {}", here == first.end() ? "nothing more" : *here, rank,
                          there == theirs.end() ? "nothing more" : *there),
-         .hint = "build the model from the same options on all ranks, and give DistributedDataParallel the "
-                 "same ones"}));
+         .hint = "build the model with the same options on all ranks, and pass the same options to "
+                 "DistributedDataParallel"}));
   }
 }
 

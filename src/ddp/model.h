@@ -1,4 +1,4 @@
-// Whether all ranks hold the same model: names, shapes, layouts and types, not values.
+// Checks that all ranks have the same model: names, shapes, layouts and types, but not values.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@ namespace lockstep::ddp {
 
 using detail::NamedTensors;
 
-// One line for each parameter and buffer, and one for the options: what must be the same everywhere.
+// One line for each parameter and buffer, and one for the options: what must be the same on all ranks.
 std::vector<std::string> describe_model(const NamedTensors& parameters, const NamedTensors& buffers,
                                         const DdpOptions& options);
 
-// All ranks must call it. Throws MismatchError, the same on all ranks, with the first difference in words.
+// All ranks must call it; it blocks. Throws MismatchError with the first difference, the same on all ranks.
 void check_same_model(ProcessGroup& group, const std::vector<std::string>& lines);
 
 }  // namespace lockstep::ddp

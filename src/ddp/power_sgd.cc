@@ -1,7 +1,7 @@
-// PowerSGD: a gradient M (n × m) travels as P (n × r) and Q (m × r), so that M is about P Qᵀ.
+// PowerSGD: sends a gradient M (n × m) as P (n × r) and Q (m × r), with M ≈ P Qᵀ.
 //
-// One step of subspace iteration: P = M Q, averaged over the ranks and made orthonormal; Q = Mᵀ P, averaged.
-// All ranks compute the same from the same averages, so that their results are the same bit for bit.
+// One step of subspace iteration: P = M Q, averaged over the ranks and orthonormalised; Q = Mᵀ P, averaged.
+// All ranks compute the same from the same averages, so their results are bitwise the same.
 #include <map>
 #include <memory>
 
@@ -22,22 +22,22 @@ struct Matrix {
   int64_t rows, columns, rank;
 };
 
-// What is kept of a bucket from step to step.
+// The state of a bucket that is kept from step to step.
 struct Memory {
   std::vector<std::string> names;  // of its parameters
   std::vector<std::vector<int64_t>> shapes;
-  at::Tensor lost;             // by compression: error feedback
+  at::Tensor lost;             // the error of the compression, for error feedback
   std::vector<at::Tensor> qs;  // warm start
 };
 
-// Column by column (Gram and Schmidt). A column that depends on those before it becomes zero: what is left of
-// it is rounding error, and made large again it would point anywhere.
+// Gram-Schmidt, column by column. A column that depends on the previous ones becomes zero: the rest of it is
+// rounding error, and scaling it up would give it an arbitrary direction.
 void orthonormalize(at::Tensor& matrix) {
   constexpr double kNothing = 1e-5;
   for (int64_t column = 0; column < matrix.size(1); ++column) {
     auto current = matrix.select(1, column);
     const auto length = current.norm().item<double>();
-    // Twice is enough: the first time leaves the rounding error of what it takes away.
+    // Twice is enough: the first pass leaves its own rounding error.
     for (int pass = 0; pass < 2 && column > 0; ++pass) {
       const auto before = matrix.narrow(1, 0, column);
       current.sub_(before.mv(before.t().mv(current)));
@@ -92,7 +92,7 @@ class PowerSgd {
 
   std::vector<at::Tensor> first_qs(const std::vector<Matrix>& matrices, size_t bucket,
                                    const at::TensorOptions& like) const {
-    // The same on all ranks, another one for each bucket and, without warm start, each step.
+    // The same on all ranks, but different for each bucket and, without warm start, for each step.
     auto generator = at::detail::createCPUGenerator(options_.seed + 7919 * bucket + 104729 * step_);
     std::vector<at::Tensor> qs;
     for (const auto& matrix : matrices) {
@@ -109,7 +109,7 @@ class PowerSgd {
     auto& memory = memories_[bucket.index];
     std::vector<std::vector<int64_t>> shapes;
     for (const auto& gradient : bucket.gradients) shapes.push_back(gradient.sizes().vec());
-    if (memory.names != bucket.names || memory.shapes != shapes) {  // another plan
+    if (memory.names != bucket.names || memory.shapes != shapes) {  // the plan has changed
       memory = {.names = bucket.names, .shapes = std::move(shapes)};
     }
     if (options_.error_feedback && bucket.takes_part) {
@@ -120,7 +120,7 @@ class PowerSgd {
       memory.qs = first_qs(matrices, bucket.index, bucket.buffer.options());
     }
 
-    // What is not compressed travels meanwhile.
+    // Gradients that are not compressed are sent meanwhile.
     auto rest = std::make_shared<std::vector<at::Tensor>>();
     for (size_t index = 0, next = 0; index < bucket.gradients.size(); ++index) {
       if (next < matrices.size() && matrices[next].index == index) {
@@ -161,7 +161,7 @@ class PowerSgd {
       }
       rest_work.wait();
       if (!rest->empty()) comm::unflatten(bucket.mean.divide(rest_in_one), *rest);
-      // Nothing is lost of what was not compressed: the average is exact.
+      // Gradients that were not compressed have no error: their average is exact.
       if (kept.lost.defined() && bucket.takes_part) {
         kept.lost.sub_(bucket.buffer);
         for (const auto& gradient : *rest) {

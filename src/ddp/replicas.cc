@@ -16,7 +16,7 @@ namespace lockstep::ddp {
 
 namespace {
 
-// Above, a call of its own costs less than the copies.
+// From this size on, a separate call costs less than the copies.
 constexpr size_t kLarge = size_t{256} << 10;
 
 void broadcast_together(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
@@ -32,7 +32,7 @@ void broadcast_all(ProcessGroup& group, const NamedTensors& tensors, int root) {
   std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> small;
   for (const auto& [name, named] : tensors) {
     if (!named.defined() || named.numel() == 0) continue;
-    // Without a share in its version counter: graphs of forwards before this one may have saved the buffer.
+    // Does not share the version counter: the graphs of earlier forwards may have saved the buffer.
     auto tensor = named.data();
     if (tensor.nbytes() >= kLarge) {
       group.broadcast(tensor, root);
@@ -71,10 +71,11 @@ void check_same_values(ProcessGroup& group, const NamedTensors& tensors, const c
       {.what = fmt::format("'{}' is not the same on all ranks {}", difference->name, when),
        .where = fmt::format("rank {}/{}", group.rank(), group.world_size()),
        .evidence =
-           fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that differs",
+           fmt::format("it differs from rank 0 on rank {}; it is the first of {} tensors that differs",
                        difference->ranks, tensors.size()),
-       .hint = "the same seed before the model is made on all ranks, InitSync::Broadcast, and no change of "
-               "parameters on some ranks only keep replicas equal"}));
+       .hint =
+           "set the same seed on all ranks before the model is created, or use InitSync::Broadcast; do not "
+           "change parameters on only some of the ranks"}));
 }
 
 }  // namespace lockstep::ddp

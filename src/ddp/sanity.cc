@@ -19,10 +19,10 @@ namespace lockstep::ddp {
 
 namespace {
 
-// A handful of numbers may be the same by chance, and constants (an initial state, a mask) by design.
+// A few numbers may be the same by chance, and constants (an initial state, a mask) by design.
 constexpr int64_t kFewElements = 8;
 constexpr int64_t kProbeElements = 4096;
-// Looks in a row: a short last batch, or a first batch to warm up with, may be the same once.
+// Consecutive checks: a short last batch, or a first batch for warming up, may be the same once.
 constexpr int kSuspicious = 2;
 
 bool is_comparable(const at::Tensor& tensor) {
@@ -35,7 +35,7 @@ bool is_telling(const at::Tensor& values) {
   if (values.numel() <= kFewElements) return false;
   const auto* const bytes = static_cast<const char*>(values.data_ptr());
   const size_t element = values.element_size();
-  // Each element is the one before it: all are the first.
+  // If each element equals the previous one, all are equal.
   return std::memcmp(bytes, bytes + element, values.nbytes() - element) != 0;
 }
 
@@ -119,7 +119,7 @@ void Sanity::look(ProcessGroup& group, const NamedTensors& parameters, bool comp
     digests.push_back(theirs.parameters);
     moved.push_back(theirs.moved);
   }
-  // From here on all ranks know the same, and do the same.
+  // From here on, all ranks have the same information and do the same.
   if (all_equal_and_known(inputs)) {
     ++equal_inputs_;
   } else if (all_known(inputs)) {
@@ -132,7 +132,7 @@ void Sanity::look(ProcessGroup& group, const NamedTensors& parameters, bool comp
   }
 }
 
-// The last small one that learns: a bias near the outputs nearly always gets a gradient.
+// The last small parameter that is trained: a bias near the outputs almost always gets a gradient.
 void Sanity::keep_probe(const NamedTensors& parameters) {
   for (size_t index = parameters.size(); index-- > 0;) {
     const auto& tensor = parameters[index].second;
@@ -145,15 +145,16 @@ void Sanity::keep_probe(const NamedTensors& parameters) {
 void Sanity::warn_of_inputs(ProcessGroup& group) {
   if (group.rank() != 0) return;
   base::log_warn(
-      "{}", base::compose(
-                {.what = "all ranks got the same batch",
-                 .evidence = fmt::format("what forward was given ({}) had the same bits on all {} ranks, "
-                                         "at {} looks in a row; then {} ranks learn no more than one",
-                                         first_input_, group.world_size(), kSuspicious, group.world_size()),
-                 .hint = "lockstep::DistributedSampler sampler(data.size().value(), group) or "
-                         "lockstep::make_data_loader gives each rank its share; "
-                         "lockstep::seed_everything(seed, group) for generated data. If all ranks are meant "
-                         "to have the same input (a whole graph), DdpOptions{.checks = false}"}));
+      "{}",
+      base::compose(
+          {.what = "all ranks got the same batch",
+           .evidence = fmt::format("the inputs of forward ({}) were bitwise the same on all {} ranks, in {} "
+                                   "consecutive checks; then {} ranks learn no more than one",
+                                   first_input_, group.world_size(), kSuspicious, group.world_size()),
+           .hint = "use lockstep::DistributedSampler sampler(data.size().value(), group) or "
+                   "lockstep::make_data_loader to give each rank its share, and "
+                   "lockstep::seed_everything(seed, group) for generated data. If all ranks are meant "
+                   "to have the same input (a whole graph), set DdpOptions{.checks = false}"}));
 }
 
 void Sanity::warn_of_parameters(ProcessGroup& group, const NamedTensors& parameters,
@@ -172,13 +173,13 @@ void Sanity::warn_of_parameters(ProcessGroup& group, const NamedTensors& paramet
       base::compose(
           {.what =
                fmt::format("'{}' is not the same on all ranks after step {}", difference->name, passes_ - 1),
-           .evidence = fmt::format("other bits than on rank 0: rank {}; it is the first of {} tensors that "
+           .evidence = fmt::format("it differs from rank 0 on rank {}; it is the first of {} tensors that "
                                    "differs{}",
                                    difference->ranks, parameters.size(), movements),
            .hint =
-               "gradients are averaged, so the optimizers differ: give all ranks the same options (learning "
-               "rate, momentum, weight decay), and take each step on all ranks. "
-               "DdpOptions{.checks = false} for ranks that differ on purpose"}));
+               "gradients are averaged, so the optimizers differ: use the same options (learning rate, "
+               "momentum, weight decay) on all ranks, and take each step on all ranks. If the ranks differ "
+               "on purpose, set DdpOptions{.checks = false}"}));
 }
 
 }  // namespace lockstep::ddp

@@ -1,9 +1,9 @@
-// Looks for programs that run well and train wrongly: ranks that get the same batches, optimizers that
-// differ.
+// Detects programs that run without errors but train incorrectly: ranks that get the same batches, optimizers
+// that differ.
 //
-// A look costs a collective of a few numbers and a digest of the parameters, after the synchronised backward
-// passes 1, 2, 16, 256, 4096 … only: passes, and not forwards, because all ranks make the same ones. What is
-// found is a warning on rank 0, each kind once.
+// A check costs a collective of a few numbers and a digest of the parameters. It takes place only after the
+// synchronised backward passes 1, 2, 16, 256, 4096 …; passes are counted, not forwards, because all ranks
+// make the same passes. Each kind of finding is reported once, as a warning on rank 0.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ using detail::NamedTensors;
 
 class Sanity {
  public:
-  // Whether the pass to come is looked at.
+  // Whether the next pass will be checked.
   bool looks_next() const { return is_look(passes_ + 1); }
-  // What forward was given, in this pass.
+  // Records the inputs of forward in this pass.
   void note_inputs(const std::vector<at::Tensor>& inputs);
-  // All ranks must call it after each of their synchronised passes. Whether this was a look.
+  // All ranks must call it after each of their synchronised passes. Returns whether this pass was checked.
   bool after_pass(ProcessGroup& group, const NamedTensors& parameters, bool compare_parameters);
-  // The parameters are others now.
+  // Must be called when the parameters have been replaced.
   void forget_parameters() { probe_ = {}; }
 
  private:
@@ -35,7 +35,7 @@ class Sanity {
   void warn_of_parameters(ProcessGroup& group, const NamedTensors& parameters,
                           const std::vector<double>& moved);
 
-  // A small parameter as it was before the last step: how far each rank moves it shows its learning rate.
+  // A small parameter before the last step: how far each rank moves it depends on its learning rate.
   struct Probe {
     size_t index = 0;
     at::Tensor before;
@@ -44,7 +44,7 @@ class Sanity {
   int64_t passes_ = 0;
   int64_t inputs_ = 0;       // their digest; 0: nothing to compare
   std::string first_input_;  // for the warning
-  int equal_inputs_ = 0;     // looks in a row at which all ranks had the same
+  int equal_inputs_ = 0;     // consecutive checks in which all ranks had the same inputs
   Probe probe_;
   bool warned_of_inputs_ = false, warned_of_parameters_ = false;
 };

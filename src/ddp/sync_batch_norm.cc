@@ -1,4 +1,4 @@
-// convert_sync_batchnorm, and the operator that its layers come to.
+// convert_sync_batchnorm, and the operator that the converted layers call.
 //
 // Thread-safety: the registry has a lock; layers may be called by several threads.
 #include "ddp/sync_batch_norm.h"
@@ -62,7 +62,7 @@ class Registry {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
-    WeakTensor tensor;  // as long as it is held, no other tensor can have the same address
+    WeakTensor tensor;  // while it is held, no other tensor can have the same address
     Converted converted;
   };
 
@@ -70,7 +70,7 @@ class Registry {
   std::unordered_map<const c10::TensorImpl*, Entry> entries_;
 };
 
-// Never destroyed: it holds groups, and a static object's destructor is no place to end them.
+// Never destroyed: it holds groups, which the destructor of a static object must not end.
 Registry& registry() {
   static auto* const instance = new Registry;
   return *instance;
@@ -78,8 +78,8 @@ Registry& registry() {
 
 // ---- The operator
 
-// Null if the call is not of a converted layer in training mode. Layers without running statistics normalise
-// by the batch in evaluation as well, so the layer itself is asked.
+// Null unless a converted layer in training mode makes the call. Layers without running statistics use those
+// of the batch in evaluation mode as well, so the mode of the layer itself is checked.
 std::shared_ptr<SyncGroup> group_for(const c10::optional<at::Tensor>& weight,
                                      const c10::optional<at::Tensor>& running_mean) {
   // Layers may share their weights, but hardly ever their statistics.
@@ -121,10 +121,10 @@ void take_over_operator() {
     auto* const library =
         new torch::Library(torch::Library::IMPL, "aten", c10::make_optional(key), __FILE__, __LINE__);
     library->impl("batch_norm", kernel);
-    return library;  // stays: the kernels are in use until the process ends
+    return library;  // never deleted: the kernels are in use until the process ends
   };
   static const auto* const with_graph = implement(c10::DispatchKey::AutogradCPU, &batch_norm<Graph::Yes>);
-  // What inference mode comes to.
+  // Used in inference mode.
   static const auto* const without = implement(c10::DispatchKey::CPU, &batch_norm<Graph::No>);
   (void)with_graph, (void)without;
 }
@@ -160,11 +160,11 @@ void check(const Layer& layer) {
                                     .hint = hint}));
   };
   if (layer.module.use_count() == 0) {
-    refuse("no shared_ptr owns it", "make it with std::make_shared, or make it a part of another module");
+    refuse("no shared_ptr owns it", "create it with std::make_shared, or register it in another module");
   }
   if (!layer.weight.defined() && !layer.running_mean.defined()) {
-    refuse("it has neither weights nor running statistics to tell it by",
-           "make it with affine(true) or track_running_stats(true)");
+    refuse("it has neither weights nor running statistics by which it could be recognized",
+           "create it with affine(true) or track_running_stats(true)");
   }
   for (const auto& tensor : {layer.weight, layer.running_mean}) {
     if (tensor.defined() && !tensor.is_cpu())

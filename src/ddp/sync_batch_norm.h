@@ -1,7 +1,7 @@
-// The layers that convert_sync_batchnorm has converted, and the ranks that each shares its statistics with.
+// The layers that convert_sync_batchnorm has converted, and the ranks with which each shares its statistics.
 //
 // A module's layers are members of fixed types whose forward is not virtual, so no layer can be replaced.
-// Instead the operator that they all call is: it knows a converted layer by its tensors.
+// Instead, the operator that all of them call is replaced. It recognizes a converted layer by its tensors.
 #pragma once
 
 #include <memory>
@@ -12,24 +12,25 @@
 
 namespace lockstep::ddp {
 
-// The ranks whose batches count as one. Has groups of its own, because the collectives of gradients are under
-// way while a backward pass comes to these, at points that differ from rank to rank.
+// The ranks whose batches are normalised together. It has its own process groups, because a backward pass
+// reaches these layers while the collectives of gradients are in progress, at points that differ from rank to
+// rank.
 //
-// Under Join a rank without input is left out: the others go on in a smaller group. It need not know which
-// layers they run, in which order and how often.
+// Under Join, a rank without input is left out, and the others continue in a smaller group. So it need not
+// know which layers they run, in which order and how often.
 //
-// Thread-safety: none, as for a group.
+// Not thread-safe, like a process group.
 class SyncGroup {
  public:
-  // All ranks of the group must call it.
+  // All ranks of the group must call it; it blocks.
   explicit SyncGroup(const std::shared_ptr<ProcessGroup>& parent);
 
-  // Those that have input. A backward pass must use the group that its forward pass did. All ranks must call
-  // it first after the parent has got another generation: the groups are made anew then.
+  // The group of the ranks that have input. A backward pass must use the group of its forward pass. After the
+  // parent has changed its generation, the first call creates new groups: all ranks must make it.
   const std::shared_ptr<ProcessGroup>& present();
-  // All ranks must call it, when any of them has run out of input.
+  // All ranks must call it when any of them has run out of input; it blocks.
   void regroup(bool has_input);
-  // All have input again.
+  // All ranks have input again.
   void restore() { present_ = all_; }
 
  private:
@@ -41,7 +42,7 @@ class SyncGroup {
   std::shared_ptr<ProcessGroup> present_;
 };
 
-// Of the converted layers in this model: each once, in the same order on all ranks.
+// The groups of the converted layers in this model: each once, in the same order on all ranks.
 std::vector<std::shared_ptr<SyncGroup>> sync_groups_in(const detail::ModelView& model);
 
 }  // namespace lockstep::ddp

@@ -16,7 +16,7 @@ namespace lockstep::ddp {
 
 namespace {
 
-// Of each channel over all ranks, in double.
+// The statistics of each channel over all ranks, in double.
 struct Statistics {
   double count = 0;     // values in a channel
   at::Tensor mean, m2;  // m2: the sum of squared distances from the mean
@@ -24,7 +24,7 @@ struct Statistics {
 
 int64_t count_of(const at::Tensor& input) { return input.numel() == 0 ? 0 : input.numel() / input.size(1); }
 
-// LibTorch wants mean and variance in the type of the parameters, which may be wider than the input's.
+// LibTorch requires mean and variance in the type of the parameters, which may be wider than the input's.
 at::ScalarType parameter_type(const BatchNormCall& call) {
   for (const auto& tensor : {call.weight, call.bias, call.running_mean, call.running_var}) {
     if (tensor.defined()) return tensor.scalar_type();
@@ -32,10 +32,11 @@ at::ScalarType parameter_type(const BatchNormCall& call) {
   return call.input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Means are combined by their distances, in the order of ranks: sums of squares would lose what is small
-// beside the mean, and another order would give other bits.
+// Combines the means by their differences, in rank order: sums of squares would lose variances that are small
+// compared to the mean, and another order would give different bits.
 Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
-  // In inference mode tensors are made that no thread outside it may write to; the group may have its own.
+  // Tensors that are created in inference mode cannot be written by threads outside of it, and the group may
+  // use its own threads.
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;
   const auto channels = input.size(1);
@@ -57,7 +58,7 @@ Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
   for (int rank = 0; rank < world; ++rank) {
     const auto* const theirs = all.data_ptr<double>() + rank * (1 + 2 * channels);
     const double count = theirs[0];
-    // What comes from nothing is no number, and none times zero is none.
+    // The statistics of an empty batch are NaN, and NaN times zero is NaN.
     if (count == 0) continue;
     const double share = count / (total.count + count);
     for (int64_t c = 0; c < channels; ++c) {
@@ -72,7 +73,7 @@ Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
 
 void update(const at::Tensor& running, const at::Tensor& value, double momentum) {
   if (!running.defined()) return;
-  // LibTorch's own update does not count as a change that invalidates graphs. Nor may this.
+  // Like LibTorch's own update, it must not count as a change that invalidates graphs.
   running.data().copy_(running.to(at::kDouble).mul_(1 - momentum).add_(value, momentum));
 }
 
@@ -114,7 +115,7 @@ using torch::autograd::variable_list;
 
 class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
  public:
-  // Input, weight and bias stand apart from the call because autograd looks at the arguments themselves.
+  // Input, weight and bias are passed separately, because autograd inspects only the arguments themselves.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const c10::optional<at::Tensor>& /*weight*/,
                             const c10::optional<at::Tensor>& /*bias*/, const BatchNormCall& call,
@@ -132,7 +133,7 @@ class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
     if (at::GradMode::is_enabled()) {
       throw UsageError(base::compose({.what = "a synchronised batch norm has no second derivative",
                                       .evidence = "backward was called with create_graph",
-                                      .hint = "leave layers that need it unconverted"}));
+                                      .hint = "do not convert layers that need it"}));
     }
     const auto saved = context->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
@@ -142,7 +143,8 @@ class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
         c10::static_intrusive_pointer_cast<Members>(context->saved_data["group"].toCapsule())->group;
     const bool needs_input = context->needs_input_grad(0);
 
-    // As if mean and variance did not depend on the input; what they add to its gradient comes after.
+    // First as if mean and variance did not depend on the input; their contribution to its gradient is added
+    // below.
     const auto scale = weight.defined() ? weight : at::ones_like(mean);
     at::Tensor of_input, of_scale, of_shift;
     if (input.numel() > 0) {
@@ -155,7 +157,7 @@ class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
     }
 
     auto sums = at::stack({of_scale, of_shift}).to(at::kDouble);
-    // Even if this rank has no use for it: others may.
+    // Even if this rank does not need the result: others may.
     const comm::Purpose purpose("SyncBatchNorm, gradients of the statistics");
     group->all_reduce(sums);
     if (needs_input && input.numel() > 0) {

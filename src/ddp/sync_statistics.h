@@ -15,12 +15,12 @@ struct BatchNormCall {
   double momentum = 0, eps = 0;
 };
 
-// Normalises by mean and variance of the inputs of all ranks together, and updates the running statistics
-// with them: the same bits on all ranks. All ranks of the group must call it; inputs may be empty. The result
-// has no graph.
+// Normalises with the mean and variance over the inputs of all ranks, and updates the running statistics with
+// them: bitwise the same on all ranks. All ranks of the group must call it; it blocks. Inputs may be empty.
+// The result has no graph.
 at::Tensor synced_batch_norm(const BatchNormCall& call, const std::shared_ptr<ProcessGroup>& group);
 
-// The same with a graph, whose backward pass is a collective as well.
+// The same with a graph. Its backward pass is also a collective.
 at::Tensor synced_batch_norm_with_graph(const BatchNormCall& call,
                                         const std::shared_ptr<ProcessGroup>& group);
 

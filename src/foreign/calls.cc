@@ -18,7 +18,7 @@ Tensors tensors_of(const comm::Request& request, const comm::Pieces& pieces) {
   Tensors tensors;
   for (const auto& piece : pieces) {
     const auto count = static_cast<int64_t>(piece.bytes) / element;
-    // from_blob refuses null pointers, which is where tensors without elements are.
+    // from_blob rejects null pointers, which empty tensors have.
     tensors.push_back(count == 0 ? at::empty({0}, options)
                                  : at::from_blob(
                                        piece.data, {count}, [owners](void*) {}, options));
@@ -39,7 +39,7 @@ C10dWork all_to_all(c10d_backend& backend, const Tensors& give, const Tensors& t
     auto outputs = take, inputs = give;
     return backend.alltoall(outputs, inputs);
   }
-  // A storage of the first piece alone would not reach to the others.
+  // The storage of the first piece does not include the others.
   const auto whole = [](const Tensors& pieces) {
     int64_t count = 0;
     for (const auto& piece : pieces) count += piece.numel();
@@ -125,7 +125,7 @@ C10dWork move(c10d_backend& backend, const comm::Request& request, const Tensors
     case Kind::Barrier:
       return backend.barrier();
     default:
-      throw UsageError("a c10d backend cannot do this call");
+      throw UsageError("a c10d backend does not support this call");
   }
 }
 

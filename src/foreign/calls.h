@@ -1,4 +1,4 @@
-// A request (comm/request.h) as calls of a c10d backend.
+// Executes a request (comm/request.h) with the calls of a c10d backend.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace lockstep::foreign {
 using Tensors = std::vector<at::Tensor>;
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
-// The pieces of a request as flat tensors, which keep the request's memory alive: a backend may go on with
-// them when nobody waits any more.
+// The pieces of a request as flat tensors, which keep the request's memory alive: a backend may still use it
+// after a wait was given up.
 Tensors given_tensors(const comm::Request& request);
 Tensors taken_tensors(const comm::Request& request);
 
@@ -26,7 +26,7 @@ c10d::ReduceOp::RedOpType to_c10d(ReduceOp op);
 
 C10dWork all_reduce(c10d_backend& backend, const at::Tensor& tensor, c10d::ReduceOp::RedOpType op);
 C10dWork reduce(c10d_backend& backend, const at::Tensor& tensor, c10d::ReduceOp::RedOpType op, int root);
-// What moves bytes and does not reduce: broadcast, all-gather, gather, scatter, all-to-all, barrier. The
+// Calls that move bytes without reducing: broadcast, all-gather, gather, scatter, all-to-all, barrier. The
 // tensors are in the order of the request's pieces.
 C10dWork move(c10d_backend& backend, const comm::Request& request, const Tensors& give, const Tensors& take);
 

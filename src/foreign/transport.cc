@@ -19,14 +19,14 @@ using namespace std::chrono_literals;
 using base::Deadline;
 using comm::Kind;
 
-// A call that takes longer is worth looking around for.
+// If a call takes longer than this, the other ranks are checked.
 constexpr auto kUsualWait = 400ms;
-// After this long a wait is slow enough to leave word of it in the store.
+// A wait that takes longer than this is published in the store.
 constexpr auto kSlowWait = 1s;
-constexpr auto kBetweenLooks = 100ms;
-constexpr auto kBetweenQuestions = 2ms;
-// All ranks that wait ask the store, which serves them all: less often, the longer the wait.
-constexpr std::chrono::milliseconds kLongestBetween = 5s;
+constexpr auto kCheckInterval = 100ms;
+constexpr auto kPollInterval = 2ms;
+// The store serves all ranks that wait, so each asks less often the longer it waits.
+constexpr std::chrono::milliseconds kLongestInterval = 5s;
 
 }  // namespace
 
@@ -59,7 +59,7 @@ struct Transport::Call final : Started {
   std::optional<Clock::time_point> ended() const override { return ended_; }
 
  private:
-  // The backend does not tell when it was done, so this is when that was first seen.
+  // The backend does not record when the call ended, so this is the time at which its end was first observed.
   void note_end() {
     if (!ended_) ended_ = Clock::now();
   }
@@ -71,7 +71,7 @@ struct Transport::Call final : Started {
 Transport::Transport(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend)
     : group_(group), backend_(std::move(backend)) {}
 
-// A backend's destructor may wait for its calls, and those for ranks that have ended.
+// A backend's destructor may wait for its calls, which may wait for ranks that have ended.
 Transport::~Transport() {
   if (!backend_ || !group_.failed.load()) return;
   base::run_aside([backend = std::move(backend_)]() mutable { backend.reset(); });
@@ -143,7 +143,7 @@ bool Transport::ends_soon(Started& call) {
     call.work->wait(kUsualWait);
     return true;
   } catch (const std::exception&) {
-    return false;  // slow, or failed; or done by now, whatever the exception says
+    return false;  // slow or failed, or done by now in spite of the exception
   }
 }
 
@@ -153,18 +153,18 @@ Transport::Lookout::Lookout(Transport& transport, const Started& call)
       slow_(Deadline::in(kSlowWait)),
       look_(Deadline::in(0ms)),
       look_into_control_(Deadline::in(0ms)),
-      between_(kBetweenLooks) {}
+      between_(kCheckInterval) {}
 
 bool Transport::Lookout::hopeless() {
   if (elsewhere_ || comm::is_hopeless(transport_.group_)) return true;
   if (!look_.expired()) return false;
-  look_ = Deadline::in(kBetweenLooks);
+  look_ = Deadline::in(kCheckInterval);
   if (slow_.expired() && !std::exchange(reported_, true)) {
     comm::report_waiting(transport_.group_, comm::numbered(call_.number, call_.text()));
   }
   if (transport_.control_ == nullptr || call_.number == 0 || !look_into_control_.expired()) return false;
   look_into_control_ = Deadline::in(between_);
-  if (++looks_ % transport_.group_.world_size == 0) between_ = std::min(2 * between_, kLongestBetween);
+  if (++looks_ % transport_.group_.world_size == 0) between_ = std::min(2 * between_, kLongestInterval);
   if (const auto found = transport_.control_->find_elsewhere(call_.number)) {
     elsewhere_ = {found->rank, call_.number, call_.text(), found->label};
   }
@@ -177,16 +177,16 @@ void Transport::Lookout::report() const {
 
 void Transport::wait_and_watch(Started& call, Lookout& lookout) {
   auto look = Deadline::in(0ms);
-  // Asking again and again costs less than waits that end in an exception.
+  // Polling costs less than waits that end with an exception.
   while (!call.work->isCompleted()) {
     if (look.expired()) {
       if (lookout.hopeless()) {
         lookout.report();
         throw std::runtime_error("the wait was given up");
       }
-      look = Deadline::in(kBetweenLooks);
+      look = Deadline::in(kCheckInterval);
     }
-    std::this_thread::sleep_for(kBetweenQuestions);
+    std::this_thread::sleep_for(kPollInterval);
   }
   call.work->wait();
 }

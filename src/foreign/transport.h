@@ -1,8 +1,8 @@
-// A c10d backend of somebody else's as a transport. Gloo's (gloo/transport.h) is derived from it.
+// Any c10d backend as a transport. The transport for Gloo (gloo/transport.h) derives from it.
 //
-// Such a backend has threads of its own that wait for peers and do not notice the end of a third rank. So
-// whoever waits here also looks around, and gives the call up when there is no hope for it; the
-// backend's threads keep the memory of the call alive.
+// The threads of such a backend wait for peers and do not notice the end of a third rank. So a wait here also
+// checks the other ranks, and gives the call up if it can no longer complete. The backend's threads then keep
+// the memory of the call alive.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace lockstep::foreign {
 
-// A call under way on the backend.
+// A call in progress on the backend.
 struct Started : Work::State {
   Started(ProcessGroup::Impl& owner, comm::Request&& described, uint64_t call_number,
           std::chrono::milliseconds usual_wait)
@@ -35,9 +35,9 @@ struct Started : Work::State {
   ProcessGroup::Impl& facts;
   const uint64_t number;             // of the collective; 0 for a message
   C10dWork work;                     // null once it is complete
-  std::function<void()> bring_home;  // copies what travelled into the request's pieces; may be empty
-  const base::Deadline usual;        // until then nothing is suspicious
-  std::shared_ptr<void> compared;    // what a derived transport sends along to compare the ranks' calls
+  std::function<void()> bring_home;  // copies the results into the request's pieces; may be empty
+  const base::Deadline usual;        // the other ranks are not checked before this
+  std::shared_ptr<void> compared;    // for a derived transport that compares the ranks' calls
 };
 
 class Transport : public comm::Transport {
@@ -47,7 +47,7 @@ class Transport : public comm::Transport {
   ~Transport() override;
 
   bool averages(c10::ScalarType) const override { return false; }
-  bool carries(c10::Device) const override { return true; }  // it refuses by itself
+  bool carries(c10::Device) const override { return true; }  // the backend itself rejects others
   bool needs_owners() const override { return true; }
 
   void run(comm::Request& request) override;
@@ -55,26 +55,26 @@ class Transport : public comm::Transport {
   void fail(const Error& why) noexcept override;
   const c10::intrusive_ptr<c10d_backend>& backend() const { return backend_; }
 
-  uint64_t calls() const { return calls_; }  // collectives begun
-  // The control channel of the same group, in which a rank may be that makes other calls than this one.
+  uint64_t calls() const { return calls_; }  // collectives started
+  // The control channel of the same group. A rank that does not make the same calls may be waiting in it.
   void watch_control(comm::StoreControl& control) { control_ = &control; }
 
  protected:
-  // Starts the call on the backend: fills in work and bring_home.
+  // Starts the call on the backend: sets work and bring_home.
   virtual void begin(Started& call);
-  // Returns when the backend has done its part.
+  // Blocks until the backend has done its part.
   virtual void wait(Started& call);
-  // Makes the backend's threads stop waiting, if that is possible.
+  // Makes the backend's threads stop waiting, if possible.
   virtual void interrupt() noexcept {}
 
-  // Looks around while a call takes its time.
+  // Checks the other ranks while a slow call is in progress.
   class Lookout {
    public:
     Lookout(Transport& transport, const Started& call);
-    // Whether there is no hope for the call. Leaves word of a slow wait. May be asked by another thread,
-    // though never by two at once; does not throw.
+    // Whether the call can no longer complete. Also publishes a slow wait. May be called by another thread,
+    // but never by two at once; does not throw.
     bool hopeless();
-    // Throws what hopeless() found, if that says more than the end of the call will.
+    // Throws what hopeless() found, if that is more specific than the error of the call itself.
     void report() const;
 
    private:
@@ -88,9 +88,9 @@ class Transport : public comm::Transport {
     bool reported_ = false;
     std::optional<comm::Disagreement> elsewhere_;
   };
-  // Whether the call ends within the time that is not suspicious.
+  // Waits for the time that a call usually takes. Returns whether the call has ended.
   static bool ends_soon(Started& call);
-  // Waits for one that does not.
+  // Waits for a call that has not ended by then.
   static void wait_and_watch(Started& call, Lookout& lookout);
 
   ProcessGroup::Impl& group_;

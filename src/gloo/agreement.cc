@@ -52,7 +52,7 @@ void Agreement::verify(uint64_t number, Interrupter& waits, const std::function<
 void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::function<bool()>& hopeless) const {
   const std::lock_guard lock(exchange.settling);
   if (exchange.settled) return;
-  // Waited for once: an earlier attempt may have been given up between the two.
+  // Waited for only once: an earlier attempt may have been given up between the two waits.
   if (exchange.hearing) waits.wait(exchange.hearing, hopeless);
   exchange.hearing.reset();
   const auto theirs = fingerprint_in(exchange.heard);
@@ -69,7 +69,7 @@ void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::functi
 
 void Agreement::hang_up(c10d_backend& backend) const noexcept {
   try {
-    // Gloo has no call for this, but closes everything when a receive is given up.
+    // Gloo has no call for this, but it closes all connections when a receive times out.
     std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
     const NoSigpipe quiet;
     backend.recv(room, previous_, kUnusedTag)->wait(1ms);

@@ -1,14 +1,14 @@
-// Whether the ranks of a group make the same collectives, for a backend that does not look: Gloo takes what
-// arrives for what was meant, or throws in its event thread, where nobody can catch it.
+// Checks that the ranks of a group make the same collectives, for a backend that does not: Gloo accepts any
+// data that arrives, or throws in its event thread, where the exception cannot be caught.
 //
-// With each collective a rank sends its fingerprint to the next rank and receives that of the previous one.
-// When every two neighbours agree, all ranks do. The data of calls that differ never meets, since Gloo's own
-// tag of a call is made from the fingerprint, too (mark_next_collective); so the comparison takes
-// place beside the call instead of before it, and asynchronous calls start at once. A call is complete when
-// the backend has done its part and the fingerprints have been found equal.
+// With each collective, a rank sends its fingerprint to the next rank and receives that of the previous one.
+// If every two neighbours agree, all ranks do. The data of different calls is never combined, because Gloo's
+// own tag of a call also depends on the fingerprint (mark_next_collective). So the comparison takes place
+// during the call instead of before it, and asynchronous calls start immediately. A call is complete when the
+// backend has done its part and the fingerprints were equal.
 //
 // Fingerprints arrive in the order of the calls, and are compared in this order, whichever call is waited for
-// first. Thread-safe but for tell(), whose order is the order of the calls.
+// first. Thread-safe except for tell(), which must be called in the order of the calls.
 #pragma once
 
 #include <atomic>
@@ -29,16 +29,16 @@ namespace lockstep::gloo {
 
 class Agreement {
  public:
-  // Null when there is nobody to agree with, or when LOCKSTEP_CHECK_CALLS is off.
+  // Null if there is no other rank, or if LOCKSTEP_CHECK_CALLS is off.
   static std::unique_ptr<Agreement> among(int rank, int world_size);
 
-  // To be called before each collective is handed to the backend. Does not wait.
+  // Must be called before each collective is passed to the backend. Does not block.
   void tell(c10d_backend& backend, const Fingerprint& mine);
-  // Waits until the calls up to this number have been compared. Throws comm::Disagreement, or what the
-  // backend throws, or std::runtime_error when `hopeless` has ended the wait (Interrupter::wait).
+  // Blocks until the calls up to this number have been compared. Throws comm::Disagreement, the backend's
+  // exception, or std::runtime_error if `hopeless` has ended the wait (Interrupter::wait).
   void verify(uint64_t number, Interrupter& waits, const std::function<bool()>& hopeless);
 
-  // Closes all connections of the backend: whoever waits for this rank, or here for another one, stops
+  // Closes all connections of the backend: ranks that wait for this one, and calls that wait here, stop
   // waiting. For a group that has failed.
   void hang_up(c10d_backend& backend) const noexcept;
 

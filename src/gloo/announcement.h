@@ -1,6 +1,6 @@
-// Compares the two ends of a message, on a backend that does not look whether what is sent is what is
-// expected (agreement.h). Each end sends the other a header, on tags of their own, while the message is under
-// way; its tag is made from what the header says, so that one that does not fit is never received.
+// Compares the two ends of a message, for a backend that does not (agreement.h). Each end sends a header to
+// the other, with separate tags, while the message is in progress. The tag of the message depends on the
+// header, so that a message that does not match is never received.
 #pragma once
 
 #include <functional>
@@ -17,10 +17,10 @@ namespace lockstep::gloo {
 
 class Announcement {
  public:
-  // `mine` is a Send or a Recv; the other side is `peer`. Does not wait.
+  // `mine` is a send to `peer` or a receive from it. Does not block.
   Announcement(c10d_backend& backend, const Fingerprint& mine, int peer, int tag);
 
-  // Waits until both headers have arrived. Throws as Agreement::verify() does.
+  // Blocks until both headers have arrived. Throws as Agreement::verify() does.
   void verify(Interrupter& waits, const std::function<bool()>& hopeless) const;
 
  private:

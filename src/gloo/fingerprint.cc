@@ -22,7 +22,8 @@ Fingerprint fingerprint_of(const comm::Request& request, uint64_t number) {
                    .kind = request.kind,
                    .dtype = static_cast<int8_t>(request.dtype)};
   if (comm::pattern_of(request.kind).reduces) call.op = static_cast<uint8_t>(request.op);
-  // A transport of equal pieces: their number of elements is what the ranks must agree on.
+  // Over Gloo, the pieces of an all-to-all have equal sizes, so the ranks must agree on their number of
+  // elements.
   if (request.kind == comm::Kind::AllToAll) {
     size_t bytes = 0;
     for (const auto& piece : request.give) bytes += piece.bytes;

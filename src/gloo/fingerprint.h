@@ -1,4 +1,4 @@
-// What the ranks of a group must agree on when they make a call, small enough to be sent with every one.
+// The properties of a call on which the ranks of a group must agree, small enough to be sent with every call.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Fingerprint {
 
   bool operator==(const Fingerprint&) const = default;
 };
-// It travels as its bytes.
+// It is sent as bytes.
 static_assert(std::is_trivially_copyable_v<Fingerprint> &&
               std::has_unique_object_representations_v<Fingerprint>);
 
@@ -31,8 +31,8 @@ Fingerprint fingerprint_of(const comm::Request& request, uint64_t number);
 // "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0".
 std::string describe(const Fingerprint& call);
 
-// Equal for calls that may be matched with each other, and for others with a chance of 2^-24 only; 24 bits.
-// The number is left out.
+// A hash of 24 bits: equal for calls that may be matched with each other, and for other calls only with a
+// probability of 2^-24. The number is not included.
 uint32_t digest(const Fingerprint& call);
 
 }  // namespace lockstep::gloo

@@ -29,14 +29,14 @@ bool gloo_reduces(at::ScalarType dtype) {
   }
 }
 
-// The dtype in which Gloo can reduce what it cannot reduce as it is.
+// The dtype to which tensors that Gloo cannot reduce directly are converted.
 std::optional<at::ScalarType> wider(at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return at::kFloat;
   if (dtype == at::kShort) return at::kInt;
   return std::nullopt;
 }
 
-// For truth values, or is the largest and and the smallest of their bytes; exclusive or has no such form.
+// For booleans, OR is the maximum of their bytes and AND the minimum; XOR has no such form.
 std::optional<RedOp::RedOpType> on_truth_values(ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum:

@@ -1,7 +1,8 @@
-// What LibTorch's Gloo backend lacks, expressed by what it has: dtypes, averages, bitwise operations.
+// Implements what LibTorch's Gloo backend lacks with what it has: dtypes, averages, bitwise operations.
 //
-// A call sends a *wire* tensor, which is the caller's own where the backend can take it, and brings the
-// result back when the backend is done. Data that only moves travels as bytes, so that every dtype does.
+// A call sends a *wire* tensor, which is the caller's own if the backend supports it, and copies the result
+// back when the backend has finished. Data that is not reduced is sent as bytes, so that every dtype is
+// supported.
 #pragma once
 
 #include <functional>
@@ -21,14 +22,14 @@ struct Wire {
   std::function<void()> finish;  // may be empty
 };
 
-// How to reduce `tensor` (contiguous) in place. Nothing when the backend cannot reduce it at all; then the
-// ranks gather, and each reduces for itself.
+// How to reduce `tensor` (contiguous) in place. nullopt if the backend cannot reduce it at all; then all
+// ranks gather the parts, and each reduces them itself.
 std::optional<Wire> reduction_wire(const at::Tensor& tensor, ReduceOp op, int world_size);
 
 // The same memory as flat bytes; `tensor` must be contiguous.
 at::Tensor as_bytes(const at::Tensor& tensor);
 
-// Of one part for each rank, in rank order; half types in fp32.
+// Reduces one part of each rank, in rank order; half-precision types in fp32.
 at::Tensor reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op);
 
 }  // namespace lockstep::gloo

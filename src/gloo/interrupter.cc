@@ -46,7 +46,7 @@ void Interrupter::wait(const c10::intrusive_ptr<c10d::Work>& work, const std::fu
       error = std::current_exception();
     }
     lock.lock();
-    // A word to give up may have been meant for an earlier wait for the same work.
+    // The abort may have been meant for an earlier wait for the same work.
   } while (!done && !error && !hopeless());
   waiting_.erase(mine);
   lock.unlock();

@@ -1,8 +1,10 @@
-// Ends waits of a c10d backend that nobody can give up otherwise.
+// Gives up waits of a c10d backend that cannot be given up otherwise.
 //
-// Gloo's wait for a message is one call with nothing to look around from; given a timeout, it tears down all
-// connections. But another thread may abort it. That thread starts with the first wait, and looks only while
-// there are waits, or have just been some: to wake it for every wait would cost more than most waits.
+// Gloo waits for a message in a single call, which checks nothing else; with a timeout, it closes all
+// connections. But another thread can abort the wait. That thread is started by the first wait. It checks
+// only while there are waits, or if there were some since it last checked: waking it for every wait would
+// cost more than most waits.
+//
 // Thread-safe.
 #pragma once
 
@@ -22,9 +24,9 @@ class Interrupter {
   Interrupter() = default;
   ~Interrupter();
 
-  // Waits for the work. `hopeless` is asked on the other thread and on this one, never on both at once, and
-  // must be safe there while any wait lasts.
-  // Throws what the work throws, and std::runtime_error when it was given up.
+  // Blocks until the work is complete. `hopeless` is called on the other thread and on this one, never on
+  // both at once; it must be safe to call while any wait lasts. Throws the exception of the work, or
+  // std::runtime_error if the wait was given up.
   void wait(const c10::intrusive_ptr<c10d::Work>& work, const std::function<bool()>& hopeless);
 
  private:
@@ -37,8 +39,8 @@ class Interrupter {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<Waiting> waiting_;
-  bool used_ = false;    // since the thread has looked
-  bool asleep_ = false;  // until somebody wakes it
+  bool used_ = false;    // since the thread last checked
+  bool asleep_ = false;  // until the next wait wakes it
   bool ending_ = false;
   std::thread thread_;
 };

@@ -28,7 +28,7 @@ bool is_gloo(const c10d_backend& backend) {
 }
 
 void mark_next_collective(c10d_backend& gloo, uint32_t bits) {
-  // The low bits go on counting: calls under way at the same time keep tags of their own.
+  // The low bits continue to count, so that simultaneous calls have different tags.
   auto& tag = dynamic_cast<c10d::ProcessGroupGloo&>(gloo).*GlooInside::kTag;
   tag = bits << 8 | (tag & 0xff);
 }
@@ -38,11 +38,11 @@ c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>
                                            const std::string& address) {
   const NoSigpipe quiet;  // for Gloo's threads
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->threads = 2;  // as Python's torch.distributed: two collectives can be under way at a time
+  options->threads = 2;  // like Python's torch.distributed: two collectives can be in progress at a time
   {
-    // Gloo's event thread takes a connection's lock only if it is free, and asks again at once if it is not.
-    // When it has just taken the CPU from the thread that holds the lock, it goes on asking until its time
-    // slice is over: milliseconds, for every message.
+    // Gloo's event thread locks a connection only if the lock is free, and retries at once if it is not. If
+    // it has just preempted the thread that holds the lock, it retries until its time slice ends:
+    // milliseconds for every message.
     const PatientThreads event_thread;
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   }

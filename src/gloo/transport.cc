@@ -24,13 +24,13 @@ using foreign::Started;
 using foreign::taken_tensors;
 using foreign::Tensors;
 
-// Gloo refuses tensors without elements, but the call must be made all the same: if this rank left it out,
-// its next one would meet the others' calls of now. So zeros stand in.
+// Gloo rejects empty tensors, but the call must still be made: otherwise this rank's next call would be
+// matched with the other ranks' current one. So zeros are sent instead.
 at::Tensor never_empty(const at::Tensor& tensor) {
   return tensor.numel() != 0 ? tensor : at::zeros({1}, tensor.options());
 }
 
-// As bytes, so that every dtype can travel.
+// As bytes, so that every dtype can be sent.
 Tensors wires_of(const Tensors& tensors) {
   if (!tensors.empty() && tensors.front().numel() == 0) {
     return at::zeros({static_cast<int64_t>(tensors.size())}, at::kByte).split(1);  // adjacent, as pieces are
@@ -85,7 +85,7 @@ void Transport::begin_reduction(Started& call) {
                     : foreign::all_reduce(*backend_, wire->tensor, wire->op);
     return;
   }
-  // Every rank gets all parts and reduces for itself.
+  // Every rank receives all parts and reduces them itself.
   const auto all = at::empty({group_.world_size, tensor.numel()}, tensor.options());
   const Tensors parts = all.unbind();
   std::vector<Tensors> outputs{wires_of(parts)};
@@ -96,8 +96,8 @@ void Transport::begin_reduction(Started& call) {
   call.work = backend_->allgather(outputs, inputs);
 }
 
-// Gloo has no reduce-scatter before 2.x, and later only for some dtypes. Exchanging the parts and reducing
-// one's own moves as few bytes, and takes the ranks in order.
+// LibTorch 1.x has no reduce-scatter over Gloo, and 2.x has it only for some dtypes. Exchanging the parts and
+// reducing this rank's own sends as few bytes, and reduces in rank order.
 void Transport::begin_reduce_scatter(Started& call) {
   const auto& request = call.request;
   const auto give = given_tensors(request);
@@ -119,7 +119,7 @@ void Transport::begin_move(Started& call) {
 
 namespace {
 
-// A message, whose two ends are compared.
+// The state of a message whose two ends are compared.
 struct Compared {
   Announcement announcement;
 };
@@ -156,10 +156,10 @@ void Transport::wait_for_collective(Started& call) {
   };
   if (!soon) {
     try {
-      // A call that differs from those of its peers never ends.
+      // A call that differs from those of the peers never completes.
       agree([&] { return call.work->isCompleted() || lookout.hopeless(); });
     } catch (const std::exception&) {
-      // The end of the call itself says more.
+      // The error of the call itself is more specific.
     }
     wait_and_watch(call, lookout);
   }

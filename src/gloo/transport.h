@@ -1,6 +1,6 @@
-// LibTorch's Gloo as a transport, with everything that Gloo lacks or needs: dtypes and operations (gaps.h),
-// a comparison of the ranks' calls (agreement.h), waits that can be given up (interrupter.h), writes that
-// raise no SIGPIPE (no_sigpipe.h).
+// LibTorch's Gloo as a transport, with everything that Gloo lacks: more dtypes and operations (gaps.h), a
+// comparison of the ranks' calls (agreement.h), waits that can be given up (interrupter.h), writes that raise
+// no SIGPIPE (no_sigpipe.h).
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace lockstep::gloo {
 
 class Transport final : public foreign::Transport {
  public:
-  // `gloo` is one of LibTorch's Gloo backends.
+  // `gloo` must be one of LibTorch's Gloo backends.
   Transport(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> gloo);
   ~Transport() override;
 

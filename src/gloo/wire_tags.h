@@ -1,5 +1,5 @@
-// Which of a c10d backend's tags carry what, when fingerprints travel beside the data, and a fingerprint as
-// the tensor that a backend sends.
+// The tags of a c10d backend for fingerprints and for data, and the conversion of a fingerprint to the tensor
+// that the backend sends.
 #pragma once
 
 #include <cstring>
@@ -11,21 +11,22 @@
 
 namespace lockstep::gloo {
 
-// Of collectives.
+// For the fingerprints of collectives.
 constexpr int kFingerprintTag = std::numeric_limits<int>::max();
-// Of a receive that is not meant to be served.
+// For a receive to which nothing is sent.
 constexpr int kUnusedTag = kFingerprintTag - 1;
 
-// Of the headers of a user's message: that of its sender, and that of its receiver.
+// For the headers of a user's message: the sender's and the receiver's.
 constexpr int sender_tag(int tag) { return (1 << 30) + 2 * tag; }
 constexpr int receiver_tag(int tag) { return sender_tag(tag) + 1; }
 
-// Of the message itself. Two that differ in dtype or count must not meet, or Gloo ends the process. Messages
-// of one dtype and count never share one, nor do those of one tag and dtype whose counts differ by less than
-// a billion; of all others one pair in a billion does, which matters only while both are under way.
+// For the message itself. Messages that differ in dtype or count must not be matched, or Gloo ends the
+// process. Messages with the same dtype and count but different tags never share a data tag, nor do those
+// with the same tag and dtype whose counts differ by less than a billion. Of all other pairs, one in a
+// billion does, which matters only while both are in progress.
 constexpr int data_tag(int tag, const Fingerprint& call) {
   constexpr int64_t kPrime = (1 << 30) - 35;
-  // Any will do; these keep neighbouring tags, and neighbouring dtypes, far apart.
+  // Any values work; these keep neighbouring tags, and neighbouring dtypes, far apart.
   constexpr int64_t kTagStride = 663'609'871, kDtypeStride = 410'133'443;
   return static_cast<int>((call.count % kPrime + call.dtype * kDtypeStride + tag * kTagStride) % kPrime);
 }

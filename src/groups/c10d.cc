@@ -1,4 +1,4 @@
-// lockstep's engines for code that speaks c10d.
+// lockstep's engines as c10d backends, and c10d backends as groups.
 #include <fmt/format.h>
 
 #include <lockstep/c10d.h>
@@ -20,13 +20,13 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
   if (name != "shm") {
     throw UsageError(
         base::compose({.what = fmt::format("there is no c10d backend \"{}\" in this build", name),
-                       .evidence = "there is: shm",
-                       .hint = "LibTorch's own backends are made by LibTorch"}));
+                       .evidence = "available: shm",
+                       .hint = "create LibTorch's own backends with LibTorch"}));
   }
   if (!store || timeout <= std::chrono::milliseconds(0)) {
-    throw UsageError(base::compose({.what = "a c10d backend cannot be made",
+    throw UsageError(base::compose({.what = "a c10d backend cannot be created",
                                     .evidence = store ? "the timeout is not positive" : "there is no store",
-                                    .hint = "give a store that all ranks share, and a positive timeout"}));
+                                    .hint = "pass a store that all ranks share, and a positive timeout"}));
   }
   auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, world_size, timeout, "c10d group");
   endpoint->connect_in_background();
@@ -37,9 +37,9 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
                                                  c10::intrusive_ptr<c10d::Store> store,
                                                  std::chrono::milliseconds timeout) {
   if (!backend || !store) {
-    throw UsageError(base::compose({.what = "a process group cannot be made of this",
+    throw UsageError(base::compose({.what = "a process group cannot be created",
                                     .evidence = backend ? "there is no store" : "there is no backend",
-                                    .hint = "give a c10d backend, and a store that all its ranks share"}));
+                                    .hint = "pass a c10d backend, and a store that all its ranks share"}));
   }
   const auto deadline = base::Deadline::in(timeout);
   auto impl = std::make_shared<ProcessGroup::Impl>();

@@ -1,4 +1,4 @@
-// Chooses the transport of a group by its name, its ranks and what this build has.
+// Chooses the transport of a group by its name, its ranks and the backends of this build.
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
@@ -27,7 +27,7 @@ std::string wanted_backend(const std::string& option) {
   }
   throw UsageError(base::compose({.what = fmt::format("backend \"{}\" is not available", wanted),
                                   .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
-                                  .evidence = why + "; there is: shm" + (gloo::has_gloo() ? ", gloo" : ""),
+                                  .evidence = why + "; available: shm" + (gloo::has_gloo() ? ", gloo" : ""),
                                   .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it"
                                                    : "leave InitOptions::backend at \"auto\""}));
 }
@@ -47,23 +47,23 @@ std::string choose_backend(const std::string& wanted, const std::vector<rendezvo
   if (wanted == "gloo") return wanted;
   std::string obstacle;
   if (ranks.size() > shm::kMaxWorld) {
-    obstacle =
-        fmt::format("there are {} ranks, and shared memory joins at most {}", ranks.size(), shm::kMaxWorld);
+    obstacle = fmt::format("there are {} ranks, and shared memory supports at most {}", ranks.size(),
+                           shm::kMaxWorld);
   }
   for (const auto& other : ranks) {
     if (!obstacle.empty()) break;
     if (other.machine != ranks[0].machine) {
-      obstacle = fmt::format("{} and {} are not on one machine", ranks[0].describe(), other.describe());
+      obstacle = fmt::format("{} and {} are not on the same machine", ranks[0].describe(), other.describe());
     } else if (!other.no_shm.empty()) {
       obstacle = fmt::format("{} cannot share memory: {}", other.describe(), other.no_shm);
     }
   }
   if (obstacle.empty()) return "shm";
   if (wanted == "auto" && gloo::has_gloo()) {
-    base::log_debug("not shm, but gloo: {}", obstacle);
+    base::log_debug("using gloo instead of shm: {}", obstacle);
     return "gloo";
   }
-  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" cannot join these ranks", wanted),
+  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" cannot connect these ranks", wanted),
                                   .evidence = obstacle,
                                   .hint = gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""
                                                            : "use a LibTorch with Gloo, such as Debian's"}));

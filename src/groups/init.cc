@@ -29,28 +29,28 @@ using namespace groups;
 struct Default {
   std::mutex mutex;
   std::shared_ptr<ProcessGroup> group;
-  std::map<std::string, int> meetings;  // how often this process has met at each place
+  std::map<std::string, int> meetings;  // how many groups this process has made at each meeting point
 };
 
-// Never destroyed: at exit the other ranks may still be talking, and a static object's destructor is no place
-// to wait.
+// Never destroyed: at exit, the other ranks may still be communicating, and the destructor of a static object
+// must not wait.
 Default& the_default() {
   static auto* const instance = new Default;
   return *instance;
 }
 
-// Who this process is, by the caller's word first and the environment's second.
+// The identity of this process: from the options if they contain it, otherwise from the environment.
 Identity identity_for(const InitOptions& options) {
   if ((options.rank < 0) != (options.world_size < 0)) {
     throw UsageError(base::compose(
-        {.what = "InitOptions says only half of who this process is",
+        {.what = "InitOptions sets only one of rank and world_size",
          .evidence = fmt::format("rank is {}, world_size is {}", options.rank, options.world_size),
-         .hint = "give both, or leave both at -1"}));
+         .hint = "set both, or leave both at -1"}));
   }
   if (options.rank < 0) return identify(options.init_method == "env://" ? NeedMaster::Yes : NeedMaster::No);
   if (options.rank >= options.world_size) {
     throw UsageError(base::compose(
-        {.what = "this process's rank is not in its world",
+        {.what = "the rank of this process is too large",
          .evidence = fmt::format("rank is {}, world_size is {}", options.rank, options.world_size),
          .hint = "ranks go from 0 to world_size - 1"}));
   }
@@ -61,13 +61,13 @@ Identity identity_for(const InitOptions& options) {
 
 void check_options(const InitOptions& options) {
   if (options.timeout <= std::chrono::milliseconds(0)) {
-    throw UsageError(base::compose({.what = "InitOptions::timeout is not usable",
+    throw UsageError(base::compose({.what = "InitOptions::timeout is invalid",
                                     .evidence = fmt::format("it is {} ms", options.timeout.count()),
-                                    .hint = "give a positive time; there is no waiting without an end"}));
+                                    .hint = "set a positive time: every wait needs a deadline"}));
   }
 }
 
-// What the launcher says of the machines counts; where it is silent, what the ranks see of each other.
+// The launcher's information about the machines takes precedence; the rest is derived from the ranks' facts.
 Placement placement_by(const Identity& identity, const std::vector<RankFacts>& ranks) {
   auto placement = placement_of(identity.rank, ranks);
   if (identity.local_rank) placement.local_rank = *identity.local_rank;
@@ -83,8 +83,8 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto identity = identity_for(options);
   base::set_log_rank(identity.rank, identity.world_size);
   if (base::env_flag("LOCKSTEP_RUN", false)) {
-    // The launcher reads our output through a pipe. Line by line it arrives while it is news, and survives a
-    // crash.
+    // The launcher reads this output through a pipe. With line buffering, each line arrives immediately and
+    // survives a crash.
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   }
   if (identity.world_size == 1) {
@@ -119,7 +119,7 @@ std::shared_ptr<ProcessGroup> init_process_group(InitOptions options) {
   auto& state = the_default();
   const std::lock_guard lock(state.mutex);
   if (state.group) {
-    throw UsageError(base::compose({.what = "the default process group exists already",
+    throw UsageError(base::compose({.what = "the default process group already exists",
                                     .evidence = "init_process_group was called twice",
                                     .hint = "use default_group(), or call destroy_process_group() first"}));
   }
@@ -155,8 +155,8 @@ int64_t get(std::string_view what) {
   if (what == "ws") return group->world_size();
   if (what == "rank" || what == "grank") return group->rank();
   if (what == "lrank") return group->local_rank();
-  throw UsageError(base::compose({.what = fmt::format("get(\"{}\") has no answer", what),
-                                  .hint = "known are \"ws\", \"rank\", \"grank\" and \"lrank\""}));
+  throw UsageError(base::compose({.what = fmt::format("get(\"{}\") is not defined", what),
+                                  .hint = "use \"ws\", \"rank\", \"grank\" or \"lrank\""}));
 }
 
 }  // namespace lockstep

@@ -34,7 +34,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 20ms;
 
-// The address at which the other ranks reach this one.
+// The address at which the other ranks can reach this one.
 std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
   const auto& mine = ranks.at(rank);
   const auto elsewhere = std::find_if(ranks.begin(), ranks.end(),
@@ -43,20 +43,19 @@ std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
   if (const auto interface = base::env_string("GLOO_SOCKET_IFNAME"))
     return base::address_of_interface(*interface);
   if (!mine.address.empty() && !base::is_loopback(mine.address)) return mine.address;
-  // Rank 0's machine reaches the meeting point, itself, over loopback: take the way to another machine
-  // instead.
+  // Rank 0's machine reaches the meeting point, which is on the same machine, over loopback. Use the route to
+  // another machine instead.
   auto outward = elsewhere->address.empty() ? "" : base::address_towards(elsewhere->address, 1);
   if (!outward.empty() && !base::is_loopback(outward)) return outward;
   throw UsageError(
-      base::compose({.what = "cannot tell at which address other machines reach this one",
+      base::compose({.what = "cannot determine the address at which other machines can reach this one",
                      .where = mine.describe(),
-                     .evidence = fmt::format("the way to the meeting point starts at \"{}\"", mine.address),
-                     .hint = "name the network interface in GLOO_SOCKET_IFNAME, or give MASTER_ADDR as an "
-                             "address that other machines "
-                             "can reach"}));
+                     .evidence = fmt::format("the route to the meeting point starts at \"{}\"", mine.address),
+                     .hint = "name the network interface in GLOO_SOCKET_IFNAME, or set MASTER_ADDR to an "
+                             "address that other machines can reach"}));
 }
 
-// Shared memory carries the data and the control channel.
+// Uses shared memory for the data and the control channel.
 void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endpoint) {
   attach_control(group, std::make_unique<shm::Control>(endpoint->control_lane()));
   group.make_c10d = [endpoint, made = c10::intrusive_ptr<c10d_backend>()]() mutable {
@@ -66,11 +65,11 @@ void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endp
     }
     return made;
   };
-  // The group owns the endpoint's work, not its memory: a call under way may outlive the group.
+  // The group owns the endpoint's work, not its memory: a call in progress may outlive the group.
   group.transport = {endpoint.get(), [endpoint](comm::Transport*) { endpoint->retire(); }};
 }
 
-// A c10d backend carries the data, the store the control channel.
+// Uses a c10d backend for the data, and the store for the control channel.
 template <class Transport>
 void use_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   auto transport = std::make_shared<Transport>(group, std::move(backend));
@@ -101,12 +100,12 @@ void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
 void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
   const auto address = own_address(group.rank, group.ranks);
   try {
-    // Gloo connects to one peer after the other, and has a timeout for each.
+    // Gloo connects to one peer after the other, each with its own timeout.
     auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
                                        world_size = group.world_size, timeout = group.timeout, address] {
       auto gloo = gloo::make_gloo(store, rank, world_size, timeout, address);
-      // Gloo takes a peer for connected when the kernel does. A rank that left now would close connections
-      // that a slower peer has not looked at yet, and fail it.
+      // Gloo considers a peer connected when the kernel does. If a rank left now, it would close connections
+      // that a slower peer has not processed yet, and that peer would fail.
       gloo->barrier()->wait();
       return gloo;
     });
@@ -127,8 +126,8 @@ void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
 std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<int> members) {
   std::sort(members.begin(), members.end());
   std::string problem;
-  if (members.empty()) problem = "no ranks were named";
-  if (std::adjacent_find(members.begin(), members.end()) != members.end()) problem = "a rank was named twice";
+  if (members.empty()) problem = "the list is empty";
+  if (std::adjacent_find(members.begin(), members.end()) != members.end()) problem = "a rank is listed twice";
   if (!members.empty() && (members.front() < 0 || members.back() >= parent.world_size)) {
     problem = fmt::format("ranks go from 0 to {}", parent.world_size - 1);
   }
@@ -136,11 +135,11 @@ std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<i
   throw UsageError(
       base::compose({.what = "new_group cannot be done",
                      .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
-                     .evidence = fmt::format("of the ranks [{}]: {}", fmt::join(members, ", "), problem),
-                     .hint = "name each member once"}));
+                     .evidence = fmt::format("the ranks are [{}]: {}", fmt::join(members, ", "), problem),
+                     .hint = "pass each member once"}));
 }
 
-// All ranks of the parent come with the same list, or none gets a group.
+// All ranks of the parent must pass the same list; otherwise all of them throw.
 void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::vector<int>& members,
                       base::Deadline deadline) {
   const std::string mine = fmt::format("{}", fmt::join(members, ", "));
@@ -150,7 +149,7 @@ void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::ve
         {.what = "the ranks do not agree on the members of a new group",
          .where = fmt::format("rank {}/{}, {}", parent.rank, parent.world_size, parent.name),
          .evidence =
-             fmt::format("{} names [{}], this rank [{}]", parent.ranks.at(rank).describe(), theirs, mine),
+             fmt::format("{} passed [{}], this rank [{}]", parent.ranks.at(rank).describe(), theirs, mine),
          .hint = "every rank of the parent, member or not, must call new_group with the same ranks"}));
   });
 }
@@ -222,7 +221,7 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(backend.get())) {
     auto endpoint = ours->endpoint();
-    // Returns when all ranks are connected, as the control lane wants them to be.
+    // Returns when all ranks are connected, which the control lane requires.
     Request barrier;
     endpoint->run(barrier);
     endpoint->add_owner();
@@ -233,7 +232,7 @@ void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> b
     use_backend<gloo::Transport>(group, std::move(backend));
     group.backend = "gloo";
   } else {
-    // What subgroups are made of.
+    // Subgroups use Gloo.
     use_backend<foreign::Transport>(group, std::move(backend));
     group.backend = "gloo";
   }

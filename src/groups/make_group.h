@@ -1,4 +1,4 @@
-// Makes process groups: of all ranks that have met, and of some ranks of another group.
+// Creates process groups: of all ranks that have met, and of some ranks of another group.
 #pragma once
 
 #include <memory>
@@ -10,35 +10,37 @@
 
 namespace lockstep::groups {
 
-// What InitOptions::backend asks for; where that is "auto", LOCKSTEP_BACKEND. Throws UsageError for a name
-// that is unknown or that this build lacks.
+// The backend that InitOptions::backend requests or, if that is "auto", LOCKSTEP_BACKEND. Throws UsageError
+// for a name that is unknown or that this build does not have.
 std::string wanted_backend(const std::string& option);
-// Whether that may turn out to be shared memory.
+// Whether this request may result in shared memory.
 bool may_be_shm(const std::string& wanted);
-// Why this process cannot share memory with others; empty when it can.
+// Why this process cannot share memory with others; empty if it can.
 std::string why_no_shm();
-// What `wanted` means for these ranks: "auto" becomes the best there is. Throws UsageError when they cannot
-// have it.
+// The backend for these ranks: "auto" becomes the best one that they can use. Throws UsageError if they
+// cannot use `wanted`.
 std::string choose_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks);
 
 std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout);
 
-// A group's part of the store, and how many ranks must have no more use for it before it is erased.
+// A group's part of the store. It is erased when `holders` ranks have released it.
 struct OwnStore {
   rendezvous::KeyStorePtr keys;
   int holders;
 };
 
-// Collective over the ranks that have met in `store`. "auto" is not a backend here.
+// All ranks that have met in `store` must call it; it blocks until they are connected. `backend` must not be
+// "auto".
 std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
                                          std::vector<rendezvous::RankFacts> ranks,
                                          const rendezvous::Placement& placement, OwnStore store,
                                          base::Deadline deadline);
 
-// Collective over `parent`; null on the ranks that are not members.
+// All ranks of `parent` must call it; it blocks. Returns null on ranks that are not members.
 std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks);
 
-// The backend becomes the transport of a group that has its ranks and its store already.
+// Makes the backend the transport of a group that already has its ranks and its store. All ranks must call
+// it.
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend);
 
 c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group);

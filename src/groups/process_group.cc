@@ -1,4 +1,5 @@
-// The public face of a group: every call is described (comm/collectives.h) and run or started (comm/work.h).
+// The public interface of a group: every call is described (comm/collectives.h) and run or started
+// (comm/work.h).
 #include <ATen/ATen.h>
 
 #include <lockstep/process_group.h>

@@ -17,11 +17,11 @@ uint64_t current_seed() {
   return generator.current_seed();
 }
 
-// LibTorch draws 53 bits; people write small numbers. This tells a seed that was set before this library was
-// loaded, by a constructor of a static object, from LibTorch's.
+// LibTorch's random seeds have 53 bits; people choose small numbers. This distinguishes a seed that the
+// constructor of a static object set before this library was loaded from LibTorch's own.
 constexpr uint64_t kLargestWritten = UINT32_MAX;
 
-// Before main: afterwards any other seed is the program's.
+// Initialised before main: any other seed that is found later was set by the program.
 const uint64_t seed_when_loaded = current_seed();
 
 }  // namespace
@@ -35,11 +35,11 @@ void share_seed(const std::vector<rendezvous::RankFacts>& ranks) {
   const auto first = ranks.front().own_seed;
   const bool all_unseeded =
       std::none_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.own_seed == 0; });
-  // Forked ranks have the same.
+  // Forked ranks have the same seed already.
   const bool differ =
       std::any_of(ranks.begin(), ranks.end(), [&](const auto& rank) { return rank.own_seed != first; });
   if (!all_unseeded || !differ) return;
-  // Not rank 0's own: it may have drawn from that already, and would draw the same numbers again.
+  // Not rank 0's own seed: rank 0 may already have drawn numbers from it, and would draw them again.
   const uint64_t seed = ~first & ((uint64_t{1} << 53) - 1);
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());

@@ -1,4 +1,4 @@
-// Tunes this process for training, once it knows who shares its machine.
+// Tunes this process for training, once the other ranks on its machine are known.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace lockstep::groups {
 
-// Threads, cores and heap, as far as the user has not decided them: docs/tuning.md.
+// Sets threads, cores and heap, unless the user has set them (docs/tuning.md).
 void tune_process(int rank, const std::vector<rendezvous::RankFacts>& ranks);
 
 }  // namespace lockstep::groups

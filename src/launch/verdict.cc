@@ -60,8 +60,8 @@ std::string hint_for_end(int wait_status) {
   if (!WIFSIGNALED(wait_status)) return {};
   switch (WTERMSIG(wait_status)) {
     case SIGKILL:
-      return "nothing but another process kills this way: look for the out-of-memory killer with dmesg, and "
-             "at the limits of the batch system or container";
+      return "SIGKILL comes from another process or from the kernel: look for the out-of-memory killer with "
+             "dmesg, and check the limits of the batch system or container";
     case SIGSEGV:
     case SIGILL:
     case SIGFPE:

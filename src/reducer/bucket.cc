@@ -6,7 +6,7 @@ namespace lockstep::reducer {
 
 namespace {
 
-// Gradients begin where vector registers like it.
+// Gradients are aligned for vector instructions.
 constexpr int64_t kAlignment = 64;
 
 int64_t padded(int64_t elements, int64_t element_bytes) {
@@ -82,7 +82,7 @@ void Bucket::take_in(size_t slot, const at::Tensor& parameter, bool as_view, dou
     return;
   }
   copy_scaled(view, gradient, factor);
-  if (as_view) gradient = view.data();  // a tensor of its own on this memory: the user may do anything to it
+  if (as_view) gradient = view.data();  // a separate tensor on this memory: the user may modify it freely
 }
 
 void Bucket::hand_out(size_t slot, const at::Tensor& parameter, bool as_view) const {

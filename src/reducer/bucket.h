@@ -1,4 +1,5 @@
-// The memory in which the gradients of some parameters are reduced together, and their way in and out.
+// The memory in which the gradients of some parameters are reduced together; copies gradients in and averages
+// out.
 #pragma once
 
 #include <optional>
@@ -12,16 +13,17 @@
 
 namespace lockstep::reducer {
 
-// One dtype, one device. Gradients are adjacent, each aligned and with its parameter's strides; what is
-// between them is zero. The views are tensors of their own on the same storage, not views in autograd's
-// sense, which optimizers could not detach.
+// One dtype, one device. Gradients are adjacent, each aligned and with its parameter's strides; the padding
+// between them is zero. The views are separate tensors on the same storage, not views in autograd's sense,
+// which optimizers could not detach.
 class Bucket {
  public:
-  // Zeros, in the group's memory, which is reduced without a copy where the transport can. A sparse bucket
-  // has one member and no memory.
+  // Allocates the group's memory, which is reduced without copying if the transport can, and fills it with
+  // zeros. A sparse bucket has one member and no memory.
   Bucket(ProcessGroup& group, const Parameters& parameters, std::vector<size_t> members, bool sparse);
 
-  // Moves it into memory of the group as it is now. Gradients that live in it move along.
+  // Moves the contents into memory of the group's current generation. Gradients that are stored here move
+  // along.
   void move_to(ProcessGroup& group, const Parameters& parameters);
 
   bool sparse() const { return sparse_; }
@@ -30,22 +32,22 @@ class Bucket {
   const at::Tensor& flat() const { return flat_; }
   const at::Tensor& view(size_t slot) const { return views_[slot]; }
 
-  // `as_view`: the bucket's memory is the gradient; otherwise they are two, and bytes are copied.
-  // `factor`: the gradient is multiplied by it on the way.
+  // `as_view`: .grad is the bucket's memory; otherwise they are separate, and bytes are copied. `factor`: the
+  // gradient is multiplied by it when it is copied in.
 
-  // The parameter's .grad, or zeros if it has none, is what is reduced.
+  // Copies in what is to be reduced: the parameter's .grad, or zeros if it has none.
   void take_in(size_t slot, const at::Tensor& parameter, bool as_view, double factor);
-  // The average becomes the parameter's .grad.
+  // Makes the average the parameter's .grad.
   void hand_out(size_t slot, const at::Tensor& parameter, bool as_view) const;
 
-  // For a parameter that takes no part in the pass: is reduced as above, but can be restored. Returns what
-  // restore() needs; undefined if .grad does not live in the bucket.
+  // For a parameter that takes no part in the pass: copies its .grad in, but so that it can be restored.
+  // Returns what restore() needs; undefined if .grad is not stored in the bucket.
   at::Tensor lend(size_t slot, const at::Tensor& parameter, double factor);
   void restore(size_t slot, const at::Tensor& lent);
 
  private:
   void allocate(ProcessGroup& group, const Parameters& parameters);
-  // Whether this gradient is the slot's memory already.
+  // Whether this gradient is already stored in the slot.
   bool holds(size_t slot, const at::Tensor& gradient) const;
 
   std::vector<size_t> members_;

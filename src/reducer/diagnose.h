@@ -1,4 +1,4 @@
-// The words for what goes wrong between a forward pass and the end of its backward pass.
+// The errors that can occur between a forward pass and the end of its backward pass.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace lockstep::reducer {
 
-// Some parameters got no gradient, and that was not expected.
+// Some parameters unexpectedly got no gradient.
 UsageError no_gradient(const ProcessGroup& group, const std::vector<std::string>& names, bool static_graph);
-// They got none because the module has replaced them.
+// Some parameters got no gradient because the module has replaced them.
 UsageError replaced_parameters(const ProcessGroup& group, const std::vector<std::string>& names);
-// A parameter got one more gradient than it should.
+// A parameter got more gradients than expected.
 UsageError one_too_many(const ProcessGroup& group, const std::string& name, bool static_graph);
-// It was found to be out of reach of the forward's outputs, and got a gradient all the same.
+// A parameter got a gradient although the outputs of forward do not depend on it.
 UsageError used_elsewhere(const ProcessGroup& group, const std::string& name);
 UsageError with_graph(const ProcessGroup& group, const std::string& name);
 UsageError unexpected_layout(const ProcessGroup& group, const std::string& name, bool sparse);
-// An exception came out of a backward pass, so that this rank has done only a part of a step.
+// The last backward pass threw an exception, so this rank has done only part of a step.
 UsageError interrupted(const ProcessGroup& group);
-// A hook threw what is not an exception.
+// A hook threw something that is not a std::exception.
 Error no_exception(const ProcessGroup& group);
 
 }  // namespace lockstep::reducer

@@ -56,7 +56,8 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
       places_[members[slot]] = {.bucket = buckets_.size(), .slot = slot};
     }
     pending_.push_back(members.size());
-    // Each takes its gradients in before the next is made, so that there is never much more than one copy.
+    // Each bucket takes its gradients in before the next one is created, so that there is never much more
+    // than one copy of the gradients.
     buckets_.emplace_back(*group_, parameters_, std::move(members), is_sparse);
     auto& bucket = buckets_.back();
     if (!is_sparse) last_dense_ = buckets_.size() - 1;
@@ -73,7 +74,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
   timeline_.begin(buckets_.size());
 }
 
-// ---- In
+// ---- Filling the buckets
 
 void Launcher::begin(int participants, bool takes_part) {
   generation_ = comm::generation_of(*group_);
@@ -83,7 +84,8 @@ void Launcher::begin(int participants, bool takes_part) {
   timeline_.begin(buckets_.size());
 }
 
-// The last generation may have carried other devices, had no memory to give, or lost it in a failure.
+// The transport of the previous generation may have carried other devices, may not have supplied memory, or
+// may have withdrawn it after a failure.
 void Launcher::follow_generation() {
   const auto& transport = *generation_->transport;
   for (auto& bucket : buckets_) {
@@ -106,7 +108,7 @@ void Launcher::check_device(const Parameter& parameter) const {
                      .hint = "move the module to the CPU, or use a backend for its device"}));
 }
 
-// A hook divides by itself.
+// A hook does the division itself.
 double Launcher::factor_of(const Bucket& bucket) const {
   return bucket.sparse() || hook_ ? 1 : mean_.factor(bucket.flat().scalar_type());
 }
@@ -144,7 +146,7 @@ void Launcher::add_nothing() {
   }
 }
 
-// ---- Under way
+// ---- Launching
 
 template <class Body>
 auto Launcher::on_behalf_of(size_t index, Body&& body) {
@@ -181,8 +183,7 @@ void Launcher::launch(size_t index) {
   });
 }
 
-// Where the transport needs that, the time counts as exposed: what this rank does here, it does for the
-// exchange.
+// If the transport needs polling, this time counts as exposed: the rank works for the exchange here.
 void Launcher::poll() {
   if (first_under_way_ == launched_.size()) return;
   std::optional<Timeline::Exposed> exposed;
@@ -195,16 +196,17 @@ void Launcher::poll() {
   }
 }
 
-// ---- Out
+// ---- Waiting, and the averages
 
-// All sparse buckets together: the ranks exchange the numbers of rows once.
+// For all sparse buckets together, so that the ranks exchange their numbers of rows only once.
 void Launcher::start_sparse() {
   std::vector<int64_t> rows;
   for (const auto& launched : launched_) {
     if (launched.sparse) rows.push_back(launched.sparse->rows());
   }
   if (rows.empty()) return;
-  const auto all_rows = comm::control_of(*group_).gather_lists("DDP gradients, rows of sparse ones", rows);
+  const auto all_rows =
+      comm::control_of(*group_).gather_lists("DDP gradients, rows of sparse gradients", rows);
   size_t next = 0;
   for (size_t index = 0; index < launched_.size(); ++index) {
     auto& sparse = launched_[index].sparse;
@@ -229,10 +231,10 @@ at::Tensor Launcher::wait_for(size_t index) {
   }
   const auto averaged = launched.answer->wait();
   if (averaged.numel() != flat.numel()) {
-    throw UsageError(base::compose({.what = "the communication hook answered with a tensor of another size",
-                                    .evidence = fmt::format("bucket {} has {} elements, the answer {}", index,
+    throw UsageError(base::compose({.what = "the communication hook returned a tensor of the wrong size",
+                                    .evidence = fmt::format("bucket {} has {} elements, the result {}", index,
                                                             flat.numel(), averaged.numel()),
-                                    .hint = "a hook answers with a tensor like its bucket's buffer"}));
+                                    .hint = "return a tensor with as many elements as the bucket's buffer"}));
   }
   if (averaged.data_ptr() != flat.data_ptr()) flat.copy_(averaged.view({-1}));
   return {};
@@ -277,7 +279,7 @@ void Launcher::end_pass() {
 }
 
 void Launcher::drop() {
-  // First: what is under way holds on to the connections by which the others are told.
+  // First: calls in progress hold the connections through which the other ranks learn of a failure.
   launched_.clear();
   first_under_way_ = 0;
   generation_.reset();
@@ -288,7 +290,7 @@ void Launcher::drop() {
   }
 }
 
-// ---- What it tells
+// ---- Descriptions and statistics
 
 GradBucket Launcher::describe(size_t index) const {
   const auto& bucket = buckets_[index];

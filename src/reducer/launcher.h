@@ -1,5 +1,5 @@
-// Launches buckets and brings them home: gradients are copied in, full buckets are reduced strictly in the
-// order of the plan, which is the same on all ranks, and averages are handed out.
+// Copies gradients into buckets, launches full buckets, and makes the averages the gradients. Buckets are
+// launched strictly in the order of the plan, which is the same on all ranks.
 //
 // Not thread-safe.
 #pragma once
@@ -31,24 +31,26 @@ class Launcher {
 
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
 
-  // Makes the buckets. `order`: the parameters that get a place, in the order in which they become ready.
+  // Creates the buckets. `order`: the parameters that get a place, in the order in which they become ready.
   void plan(const std::vector<size_t>& order, const std::vector<bool>& sparse);
 
-  // Begins a pass. `takes_part`: with gradients of this rank's own.
+  // Begins a pass. `takes_part`: this rank has gradients of its own.
   void begin(int participants, bool takes_part);
-  // The parameter's gradient is complete: it is copied in, and full buckets are launched.
+  // Copies the parameter's gradient, which is complete, into its bucket.
   void add(size_t parameter);
-  // The parameter takes no part in this pass, but its place must be filled.
+  // For a parameter that takes no part in this pass: fills its place in the bucket.
   void add_bystander(size_t parameter);
-  // Zeros in all places: for a pass of other ranks.
+  // Fills all places with zeros: for a pass of other ranks.
   void add_nothing();
+  // In the order of the plan, up to the first bucket that is not full.
   void launch_full_buckets();
-  // Advances what is under way, where the transport has no thread that could.
+  // Advances launched buckets, if the transport has no thread that does.
   void poll();
-  // Waits for all buckets. `used_anywhere` is asked then; a bystander takes the average where it says so.
+  // Blocks until all buckets are complete, then calls `used_anywhere`. A bystander gets the average if it was
+  // used on any rank.
   void finish(const std::function<std::vector<bool>()>& used_anywhere);
   void end_pass();
-  // Forgets what is under way and what was added. Does not wait.
+  // Forgets launched buckets and added gradients. Does not block.
   void drop();
 
   DdpStats stats() const;
@@ -58,9 +60,9 @@ class Launcher {
   struct Place {
     size_t bucket = SIZE_MAX, slot = 0;  // SIZE_MAX: none
     bool bystander = false;              // in this pass
-    at::Tensor lent = {};                // a bystander's, to be restored
+    at::Tensor lent = {};                // the gradient of a bystander, to be restored
   };
-  // A bucket under way: one of the three.
+  // A launched bucket: one of the three is set.
   struct Launched {
     std::shared_ptr<Work::State> call;
     std::optional<CommResult> answer;
@@ -77,7 +79,7 @@ class Launcher {
   double factor_of(const Bucket& bucket) const;
   GradBucket describe(size_t index) const;
   std::string purpose_of(size_t index) const;
-  // Errors inside are about this bucket, and are the group's.
+  // Calls `body`. Its errors name this bucket and become the group's error.
   template <class Body>
   auto on_behalf_of(size_t index, Body&& body);
 
@@ -90,15 +92,15 @@ class Launcher {
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;
   size_t last_dense_ = SIZE_MAX;
-  std::vector<size_t> pending_;  // places that each bucket waits for
+  std::vector<size_t> pending_;  // places of each bucket that are not filled yet
   uint64_t planned_for_ = 0;     // the generation that the buckets fit
 
-  // Of the pass under way.
+  // State of the current pass.
   std::shared_ptr<ProcessGroup::Impl> generation_;
   Mean mean_;
   bool takes_part_ = true;
-  std::vector<Launched> launched_;  // in order
-  size_t first_under_way_ = 0;      // of them
+  std::vector<Launched> launched_;  // in the order of the plan
+  size_t first_under_way_ = 0;      // the first of them that is not known to be complete
   Timeline timeline_;
 };
 

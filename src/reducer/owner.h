@@ -1,4 +1,4 @@
-// The wrapper that a reducer works for, as far as the reducer asks it.
+// The wrapper that owns a reducer, as the reducer sees it.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@ namespace lockstep::reducer {
 
 class Owner {
  public:
-  // A pass has begun whose forward the wrapper has not seen: the module was called past it (ddp->forward).
-  // Whether its gradients are to be averaged.
+  // Called when a pass begins whose forward has bypassed the wrapper (ddp->forward). Returns whether its
+  // gradients are to be averaged.
   virtual bool syncs_bypassed() const = 0;
-  // A pass of this rank's own has ended that was synchronised (its gradients are averaged), or bypassed the
-  // wrapper.
+  // Called at the end of a pass of this rank that was synchronised (its gradients are averaged) or bypassed
+  // the wrapper.
   virtual void after_pass(bool synchronised, bool bypassed) = 0;
-  // Of these parameters, those that the module has no more, or has another tensor for.
+  // Returns those of these parameters that the module no longer has, or has replaced by other tensors.
   virtual std::vector<std::string> replaced(const std::vector<std::string>& names) const = 0;
 
  protected:

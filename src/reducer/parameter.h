@@ -11,8 +11,8 @@ namespace lockstep::reducer {
 struct Parameter {
   std::string name;
   at::Tensor tensor;
-  bool sparse = false;  // its gradients are expected to be
-  // As they were when it was registered here.
+  bool sparse = false;  // its gradients are expected to be sparse
+  // When the reducer was created.
   at::ScalarType dtype = tensor.scalar_type();
   at::Device device = tensor.device();
 };

@@ -38,7 +38,7 @@ std::vector<std::vector<size_t>> make_plan(const std::vector<PlanItem>& items,
     const Key key{item.dtype, item.device.type(), item.device.index()};
     auto& bucket = open[key];
     const size_t cap = closed_of[key] == 0 ? caps.first : caps.others;
-    // What would not fit any more begins a bucket, so that none is much larger than its cap.
+    // An item that does not fit starts a new bucket, so that no bucket is much larger than its cap.
     if (bucket.bytes + item.bytes > cap) close(key, bucket);
     bucket.items.push_back(index);
     bucket.bytes += item.bytes;

@@ -1,4 +1,4 @@
-// Which parameters travel together: a pure function of their sizes and order.
+// Assigns parameters to buckets: a pure function of their sizes and order.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,13 @@ struct PlanCaps {
   size_t others = 0;
 };
 
-// Buckets in the order in which they are launched, each a list of items in the order in which they are
-// expected.
+// Returns the buckets in the order in which they are launched, each as a list of items in the order in which
+// they are expected.
 //
-// `order` holds every item once, the one that is ready first in front. A bucket holds one dtype and one
-// device, and is closed when it has reached its cap; an item that is larger than that gets a bucket of its
-// own, and so does a sparse one. Buckets are ordered by their last item: that is when they can be launched.
+// `order` contains every item once, in the order in which they become ready. A bucket contains one dtype and
+// one device, and is closed when it has reached its cap. An item that is larger than the cap gets its own
+// bucket, and so does a sparse one. Buckets are ordered by their last items, because a bucket can be launched
+// when its last item is ready.
 std::vector<std::vector<size_t>> make_plan(const std::vector<PlanItem>& items,
                                            const std::vector<size_t>& order, PlanCaps caps);
 

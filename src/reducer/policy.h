@@ -1,12 +1,12 @@
-// What a model's graph is known to do, as the user has declared it: chosen once, when a reducer is made.
+// How the graph of a model may behave, as the user has declared it. Chosen once, when a reducer is created.
 #pragma once
 
 namespace lockstep::reducer {
 
 struct GraphPolicy {
-  // Parameters may get no gradient in a pass, and a walk from the outputs tells early which.
+  // Parameters may get no gradient in a pass; a walk from the outputs finds them early.
   bool may_leave_out;
-  // The first pass shows how often each parameter is used, and every later one must repeat that. Parameters
+  // The first pass shows how often each parameter is used, and every later pass must repeat it. Parameters
   // that no rank uses get no place in a bucket.
   bool repeats_first_pass;
   // The plan follows the order in which gradients became ready in the first pass.

@@ -49,7 +49,7 @@ void Reducer::guarded(Body&& body) {
     drop_and_end(Error(error.what()));
     throw;
   } catch (...) {
-    // Autograd knows only std::exceptions.
+    // Autograd supports only exceptions that derive from std::exception.
     const auto error = no_exception(*group_);
     drop_and_end(error);
     throw error;
@@ -86,7 +86,7 @@ bool Reducer::fits_parameters() const {
 }
 
 void Reducer::expect(bool sync, Turn turn, std::vector<at::Tensor> outputs) {
-  // A hook on a leaf would stay there for ever.
+  // A hook on a leaf would stay registered forever.
   std::erase_if(outputs, [](const at::Tensor& output) {
     return !output.defined() || !output.requires_grad() || output.is_leaf();
   });
@@ -126,9 +126,9 @@ void Reducer::begin(const Forward& forward) {
   apply(tracker_.settle_early(requires_grad(), !forward.reach.empty()));
 }
 
-// By a gradient. If a hook follows in the same pass, the gradient came from beside the outputs: then it is a
-// pass of the wrapper's all the same, and synchronised if either says so. Once too often does no harm: an
-// average of averages is the average.
+// For a pass that begins with a gradient. If an output hook follows in the same pass, that gradient bypassed
+// the outputs; the pass still belongs to the wrapper, and is synchronised if either forward was. Averaging
+// once too often does no harm: the average of averages is the average.
 void Reducer::begin_unannounced() {
   if (const auto forward = tracker_.take_unwatched()) {
     begin(*forward);
@@ -223,7 +223,7 @@ UsageError Reducer::got_none(const std::vector<size_t>& missing, bool repeats) c
   return replaced.empty() ? no_gradient(*group_, names, repeats) : replaced_parameters(*group_, replaced);
 }
 
-// Parameters whose average is taken on also by ranks that have not used them themselves.
+// The parameters whose average is also used on ranks that have not used them themselves.
 std::vector<bool> Reducer::used_anywhere() {
   if (tracker_.policy().repeats_first_pass) return requires_grad();
   std::vector<bool> used(parameters_.size());
@@ -260,7 +260,7 @@ void Reducer::plan(const Learned& agreed) {
   tracker_.set_learned();
 }
 
-// ---- Passes of others
+// ---- Passes of other ranks
 
 void Reducer::shadow(Turn turn) {
   const std::lock_guard lock(mutex_);

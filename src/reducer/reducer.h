@@ -1,14 +1,14 @@
-// Averages gradients during backward passes: joins autograd's hooks, the tracker, which knows what a pass has
-// done, and the launcher, which moves the bytes.
+// Averages gradients during backward passes: connects autograd's hooks, the tracker, which knows what a pass
+// has done, and the launcher, which moves the bytes.
 //
-// Which forward a pass goes back to is learned from hooks on the forward's outputs, which autograd calls
-// before any gradient of this model is ready. A pass that begins with a gradient instead goes back to a
-// forward whose outputs have no tensors to put hooks on, or that the wrapper has not seen at all
-// (ddp->forward): then it bypasses the wrapper, and the owner decides.
+// The forward to which a pass belongs is found by hooks on the forward's outputs, which autograd calls before
+// any gradient of this model is ready. If a pass begins with a gradient instead, the outputs of its forward
+// contain no tensors for such hooks, or the wrapper has not seen the forward at all (ddp->forward). In the
+// latter case the pass bypasses the wrapper, and the owner decides.
 //
-// Two acts are told apart: to drop a pass, which forgets what this rank has done in it, and to end the group,
-// which lets the other ranks know that this one will not take part any more. An error inside a synchronised
-// pass does both.
+// Two acts are distinguished: dropping a pass, which forgets what this rank has done in it, and ending the
+// group, which notifies the other ranks that this one no longer takes part. An error in a synchronised pass
+// does both.
 //
 // Thread-safety: hooks may be called by several of autograd's threads; everything else by one.
 #pragma once
@@ -39,8 +39,8 @@ struct Options {
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // The owner must outlive it. Of the group it keeps the handle, so that it follows that to another
-  // generation.
+  // The owner must outlive the reducer. The reducer keeps the handle of the group, and so follows it to
+  // another generation.
   static std::shared_ptr<Reducer> make(std::shared_ptr<ProcessGroup> group, Parameters parameters,
                                        Options options, Owner& owner);
   ~Reducer();
@@ -49,11 +49,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Before a forward pass: throws if the last backward pass was interrupted.
   void refuse_if_interrupted();
-  // False when a parameter has got another dtype or device since: its hook and its bucket are of no use then.
+  // False if the dtype or device of a parameter has changed since then: its hook and its bucket are then
+  // useless.
   bool fits_parameters() const;
-  // After a forward pass: how the backward pass through these outputs is to go.
+  // After a forward pass: registers how its backward pass, which goes through these outputs, is to be
+  // handled.
   void expect(bool sync, Turn turn, std::vector<at::Tensor> outputs);
-  // Takes part in a backward pass of the others, without gradients of its own.
+  // Takes part in a backward pass of the other ranks, without gradients of its own. Blocks until it is
+  // complete.
   void shadow(Turn turn);
 
   DdpStats stats() const { return launcher_.stats(); }
@@ -61,8 +64,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Options options, Owner& owner);
 
-  // With whatever the body throws, drops the pass and ends the group: the others are in the same pass, or
-  // will be, and wait for this rank's part.
+  // If `body` throws, drops the pass and ends the group: the other ranks are in the same pass, or will be,
+  // and wait for this rank's part.
   template <class Body>
   void guarded(Body&& body);
   void drop_and_end(const Error& why);

@@ -11,13 +11,13 @@ namespace lockstep::reducer {
 namespace {
 
 at::Tensor nothing_like(const at::Tensor& parameter) {
-  // Rows are sparse, what is in a row is dense: the gradient of an embedding.
+  // The rows are sparse, the contents of a row dense: the gradient of an embedding.
   return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(),
                                           parameter.options().layout(at::kSparse).requires_grad(false))
       .coalesce();
 }
 
-// The first `rows` of a tensor along `dim`, in one with room for more.
+// The tensor, padded with zeros to `room` rows along `dim`.
 at::Tensor with_room(const at::Tensor& tensor, int64_t dim, int64_t room) {
   auto sizes = tensor.sizes().vec();
   const auto rows = sizes[dim];
@@ -38,7 +38,7 @@ void SparseExchange::start(ProcessGroup& group, std::vector<int64_t> rows) {
   rows_ = std::move(rows);
   const auto most = *std::max_element(rows_.begin(), rows_.end());
   if (most == 0) return;
-  // Tensors of one size can be gathered: those with fewer rows are filled up.
+  // Only tensors of the same size can be gathered: those with fewer rows are padded.
   indices_ = group.all_gather_async(with_room(gradient_.indices(), 1, most));
   values_ = group.all_gather_async(with_room(gradient_.values(), 0, most));
 }
@@ -51,7 +51,7 @@ at::Tensor SparseExchange::finish(const Mean& mean) {
     all_indices[rank] = all_indices[rank].narrow(1, 0, rows_[rank]);
     all_values[rank] = all_values[rank].narrow(0, 0, rows_[rank]);
   }
-  // Coalescing adds up what rows have in common, in the order of the ranks.
+  // Coalescing adds equal rows in rank order.
   auto sum =
       at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), gradient_.sizes()).coalesce();
   mean.divide(sum.values());

@@ -1,4 +1,4 @@
-// Averages a sparse gradient, of which each rank has other rows.
+// Averages a sparse gradient, of which each rank has different rows.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace lockstep::reducer {
 
-// In three steps: all ranks learn how many rows each has (over the control channel), gather indices and
-// values, and add them up. All ranks must make the same calls in the same order.
+// In three steps: the ranks exchange their numbers of rows (over the control channel), gather indices and
+// values, and add them. All ranks must make the same calls in the same order.
 class SparseExchange {
  public:
-  // `gradient`: this rank's, sparse; undefined for none. `parameter`: what it is the gradient of.
+  // `gradient`: this rank's, sparse; undefined if it has none. `parameter`: to which the gradient belongs.
   SparseExchange(const at::Tensor& gradient, const at::Tensor& parameter);
 
   int64_t rows() const;
-  // Starts gathering. `rows`: of each rank.
+  // Starts to gather. `rows`: the number of rows of each rank.
   void start(ProcessGroup& group, std::vector<int64_t> rows);
-  // The mean over the ranks, coalesced.
+  // Blocks, and returns the mean over the ranks, coalesced.
   at::Tensor finish(const Mean& mean);
 
  private:

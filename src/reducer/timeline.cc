@@ -19,8 +19,8 @@ void Timeline::finished(size_t bucket, Clock::time_point when) {
 
 void Timeline::end() {
   stats_.backward = seconds(now_());
-  // The time during which any bucket was under way. They are launched in order, so one pass over them adds up
-  // the union of their spans.
+  // The time during which at least one bucket was in progress. Buckets are launched in order, so one pass
+  // over them computes the union of their intervals.
   stats_.communication = 0;
   double covered = 0;
   for (const auto& marks : marks_) {

@@ -1,4 +1,4 @@
-// When each bucket was ready, launched and finished, and what of that could not be hidden behind computation.
+// When each bucket was ready, launched and finished, and how much of that was not hidden behind computation.
 #pragma once
 
 #include <chrono>
@@ -12,18 +12,18 @@ class Timeline {
  public:
   using Clock = std::chrono::steady_clock;
   using Now = Clock::time_point (*)();
-  // `now`: the clock; tests bring their own.
+  // `now`: the clock; tests pass their own.
   explicit Timeline(Now now = &Clock::now) : now_(now) {}
 
   void begin(size_t buckets);
   void ready(size_t bucket) { marks_[bucket].ready = seconds(now_()); }
   void launched(size_t bucket) { marks_[bucket].launched = seconds(now_()); }
-  // The first report counts.
+  // Only the first report is used.
   void finished(size_t bucket, Clock::time_point when);
   void finished(size_t bucket) { finished(bucket, now_()); }
   void end();
 
-  // While one lives, this rank communicates and does not compute: it waits, or works for the exchange.
+  // While it exists, this rank communicates instead of computing: it waits, or works for the exchange.
   class Exposed {
    public:
     explicit Exposed(Timeline& timeline) : timeline_(timeline), since_(timeline.now_()) {}
@@ -36,9 +36,9 @@ class Timeline {
     Clock::time_point since_;
   };
 
-  // A line about the last pass, for LOCKSTEP_LOG=debug.
+  // Logs one line about the last pass, for LOCKSTEP_LOG=debug.
   void log() const;
-  // Of the passes that have ended: everything but what the buckets hold.
+  // Statistics of the passes that have ended, without the contents of the buckets.
   const DdpStats& stats() const { return stats_; }
 
  private:

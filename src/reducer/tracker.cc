@@ -19,8 +19,8 @@ std::shared_ptr<const Forward> Tracker::expect(Forward forward, bool watched) {
 
 std::optional<Forward> Tracker::take_unwatched() { return std::exchange(unwatched_, std::nullopt); }
 
-// What passes through the outputs of all forwards that are still there may reach; nothing if that is not
-// known of one of them.
+// The parameters that passes through the outputs of all open forwards may reach; nullopt if that is unknown
+// for one of them.
 std::optional<Flags> Tracker::reach_of_open_forwards() const {
   Flags reach(parameters_.size());
   for (const auto& open : open_forwards_) {
@@ -60,7 +60,7 @@ std::vector<Settled> Tracker::settle_early(const Flags& requires_grad, bool know
     const bool unreachable = reach && !(*reach)[i];
     const bool never_used = !counting_ && known.expected == 0;
     if (requires_grad[i] && !never_used && !unreachable) continue;
-    // Gradients from passes that were not synchronised travel now.
+    // Gradients of earlier passes that were not synchronised are sent now.
     settled.push_back(settle(i, known.used));
   }
   return settled;
@@ -97,7 +97,7 @@ Tracker::Rest Tracker::settle_rest(const Flags& requires_grad) {
       continue;
     }
     const bool complete = known.arrived == known.expected && known.arrived > 0;
-    // A graph that repeats itself uses what it used in the first pass, whatever earlier passes have left.
+    // A graph that repeats its first pass must use this parameter again, whatever earlier passes have left.
     const bool left_over =
         known.used && known.arrived == 0 && !(policy_.repeats_first_pass && known.expected > 0);
     if (complete || left_over) {

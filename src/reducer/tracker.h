@@ -1,9 +1,9 @@
-// Tracks forward and backward passes: which forward a pass goes back to, which gradients have arrived, which
-// are complete, unused or missing. Decides nothing about bytes and knows no tensors; the launcher moves them.
+// Tracks forward and backward passes: to which forward a pass belongs, which gradients have arrived, and
+// which are complete, unused or missing. It has no tensors and moves no bytes; the launcher does that.
 //
-// A pass is synchronised if the forward that it goes back to was. The first synchronised pass, the learning
-// pass, launches nothing before its end: it shows in which order gradients become ready, and which of them
-// are sparse, and the plan is made of that.
+// A pass is synchronised if its forward was. The first synchronised pass, the learning pass, launches nothing
+// before its end: it shows in which order gradients become ready, and which of them are sparse. The plan is
+// based on that.
 //
 // Not thread-safe.
 #pragma once
@@ -19,17 +19,17 @@ namespace lockstep::reducer {
 
 using Flags = std::vector<bool>;  // one for each parameter
 
-// Whose gradients count in a step.
+// The ranks whose gradients count in a step.
 struct Turn {
   int participants = 1;
   int leader = 0;  // the first of them
 };
 
-// One forward pass, as far as its backward pass needs to know.
+// The properties of a forward pass that its backward pass needs.
 struct Forward {
   bool sync = true;
   Turn turn = {};
-  Flags reach = {};       // the parameters that its outputs depend on; empty: not known
+  Flags reach = {};       // the parameters on which its outputs depend; empty: unknown
   bool bypasses = false;  // the wrapper has not seen it
 };
 
@@ -40,11 +40,11 @@ struct Learned {
   Flags used;                 // on some rank
 };
 
-// What becomes of a parameter in a pass, once that is known.
+// The role of a parameter in a pass, once it is known.
 struct Settled {
   size_t parameter;
-  bool takes_part;  // its gradient travels and becomes the average; otherwise it is a bystander, whose
-                    // gradient stays as it was unless another rank has used it
+  bool takes_part;  // its gradient is sent and becomes the average; otherwise it is a bystander, whose
+                    // gradient stays unchanged unless another rank has used the parameter
 };
 
 class Tracker {
@@ -55,47 +55,49 @@ class Tracker {
 
   // ---- Forward passes
 
-  // The pass through this forward's outputs will begin() with it, if `watched`: somebody will be told when
-  // their gradients arrive. Otherwise it begins with the first gradient, as that of a forward that nobody has
-  // announced. What is returned must be kept alive as long as the outputs' graph is.
+  // Registers a forward. If it is `watched`, begin() will be called with it when the gradients of its outputs
+  // arrive. Otherwise its pass begins with the first gradient, like that of a forward that was not
+  // registered. The result must be kept alive as long as the graph of the outputs.
   std::shared_ptr<const Forward> expect(Forward forward, bool watched);
+  // Returns the last forward if it was not watched, once.
   std::optional<Forward> take_unwatched();
 
   // ---- Backward passes
 
   struct Pass {
     bool sync = false;
-    bool bypasses = false;  // goes back to no forward that the wrapper has seen, as far as is known
+    bool bypasses = false;  // belongs to no forward that the wrapper has seen, as far as is known
     Turn turn = {};
     std::weak_ptr<void> alive = {};  // expires when autograd has dropped the end-of-pass callback
   };
   const std::optional<Pass>& pass() const { return pass_; }
-  // An exception came out of the pass, so that its end never came.
+  // Whether the pass threw an exception, so that its end was never reached.
   bool interrupted() const { return pass_ && pass_->alive.expired(); }
 
-  // Begins a pass, or adds another forward to the one under way. True if it becomes synchronised by that.
+  // Begins a pass, or adds another forward to the current one. Returns whether this makes the pass
+  // synchronised.
   bool begin(const Forward& forward, const std::shared_ptr<void>& alive);
-  // At the beginning of a synchronised pass: parameters that will get no gradient, as far as is known.
-  // `knows_reach`: the forward that began it tells what its outputs depend on.
+  // At the beginning of a synchronised pass: settles the parameters that are known to get no gradient.
+  // `knows_reach`: the forward that began the pass knows on which parameters its outputs depend.
   std::vector<Settled> settle_early(const Flags& requires_grad, bool knows_reach);
 
   enum class Arrival {
-    Counted,     // nothing else to do: not synchronised, learning, or more to come
+    Counted,     // nothing else to do: not synchronised, learning, or more are expected
     Complete,    // the last gradient of this parameter in this pass
-    OneTooMany,  // it had got all that was expected
-    Unexpected   // it had been settled early: its place in the bucket is taken
+    OneTooMany,  // all expected gradients had already arrived
+    Unexpected   // it was settled early: its place in the bucket is already filled
   };
   Arrival add_gradient(size_t parameter);
 
-  // At the end of a synchronised pass, when the plan is there: what becomes of the rest.
+  // At the end of a synchronised pass, when there is a plan: settles the remaining parameters.
   struct Rest {
     std::vector<Settled> settled;
-    std::vector<size_t> missing;         // should have got a gradient, and have not
+    std::vector<size_t> missing;         // should have got a gradient, but did not
     std::optional<size_t> one_too_many;  // got more than expected
   };
   Rest settle_rest(const Flags& requires_grad);
-  // The pass is over, or is dropped. What passes that were not synchronised have left behind stays known
-  // until the next synchronised one.
+  // The pass has ended or is dropped. Gradients from passes that were not synchronised are remembered until
+  // the next synchronised one.
   void end_pass();
   // A pass of the other ranks is over, in which this one had no gradients.
   void end_shadow();
@@ -103,16 +105,16 @@ class Tracker {
   // ---- The learning pass
 
   bool learned() const { return learned_; }
-  // What this rank has seen; missing and one_too_many as above.
+  // What this rank has seen. missing, one_too_many: as above.
   struct Seen {
     Learned learned;
     std::vector<size_t> missing;
     std::optional<size_t> one_too_many;
   };
   Seen seen(const Flags& requires_grad, const Flags& sparse) const;
-  // Of a rank that has seen nothing.
+  // For a rank that has seen nothing.
   Learned seen_nothing() const;
-  // What all have seen is known from now on. Returns the parameters that get a place in the plan, in order.
+  // Adopts what all ranks have agreed on. Returns the parameters that get a place in the plan, in order.
   std::vector<size_t> adopt(const Learned& agreed);
   // The plan is there.
   void set_learned() { learned_ = true; }
@@ -122,11 +124,11 @@ class Tracker {
   bool was_used(size_t parameter) const { return parameters_[parameter].used; }
 
  private:
-  // What is known of a parameter.
+  // The state of a parameter.
   struct Known {
     bool sparse = false;
     bool planned = true;  // false: no rank uses it, in a graph that repeats its first pass
-    int expected = 1;     // gradients in a pass
+    int expected = 1;     // number of gradients in a pass
     int arrived = 0;      // in this pass
     bool used = false;    // got a gradient since the last synchronised pass
     bool settled = false;
@@ -142,11 +144,11 @@ class Tracker {
   std::vector<std::weak_ptr<const Forward>> open_forwards_;  // whose graphs are alive
   std::optional<Pass> pass_;
   bool learned_ = false;
-  bool counting_;                    // this rank has not seen yet how often its parameters are used
+  bool counting_;                    // this rank does not know yet how often its parameters are used
   std::vector<size_t> ready_order_;  // seen in the learning pass
 };
 
-// Those that were ready, in that order; then the others, last registered first.
+// The parameters that were ready, in that order; then the others, last registered first.
 std::vector<size_t> complete_order(const std::vector<size_t>& ready, size_t count);
 
 }  // namespace lockstep::reducer

@@ -31,9 +31,9 @@ template <class Call>
 auto ForeignStore::within(Deadline deadline, Call call) const {
   const auto where = [&] { return fmt::format("rank {}, host {}", rank_, base::host_name()); };
   auto answer = base::run_aside([store = store_, call = std::move(call)]() mutable { return call(*store); });
-  // Once stuck, always stuck: its connection is waiting for another answer.
-  // The time for one answer is never shorter than this: a deadline that is over tells nothing of the store.
+  // At least this long for one answer: a deadline that has passed says nothing about the store.
   const auto patience = std::max<std::chrono::milliseconds>(deadline.remaining(), 1s);
+  // A store that has not answered once is not used again: its connection still waits for that answer.
   if (stuck_ || answer.wait_for(patience) != std::future_status::ready) {
     stuck_ = true;
     throw TimeoutError(base::compose(
@@ -65,8 +65,8 @@ std::string ForeignStore::compare_set(const std::string& key, const std::string&
   }));
 }
 
-// The store's own waiting cannot be given up in LibTorch 1.13: its late answer would be taken for that of the
-// next request. So ask again and again, with growing pauses.
+// In LibTorch 1.13, the store's own wait cannot be given up: its late answer would be mistaken for that of
+// the next request. So poll, with increasing pauses.
 ForeignStore::Values ForeignStore::get(const Values& keys, Deadline deadline, const GiveUp& give_up) {
   for (auto pause = 1ms; !check(keys, deadline); pause = std::min(pause * 2, 32ms)) {
     if (give_up) give_up();
@@ -109,7 +109,7 @@ int64_t ForeignStore::count(Deadline deadline) {
   return within(deadline, [](c10d::Store& store) { return store.getNumKeys(); });
 }
 
-// Each erases its own: such a store does not count who is done.
+// Each rank erases its own keys: such a store does not count the ranks that have released them.
 void ForeignStore::forget(const std::string& prefix, int) noexcept {
   try {
     std::vector<std::string> keys;
@@ -136,18 +136,18 @@ void ForeignStore::fail(const std::string& topic, const std::string& text) noexc
     if (!check({failed_key(topic)}, deadline))
       set(failed_key(topic), fmt::format("{}\n{}", rank_, text), deadline);
   } catch (const std::exception& error) {
-    base::log_debug("cannot leave word of an error: {}", error.what());
+    base::log_debug("cannot publish an error: {}", error.what());
   }
 }
 
 std::optional<store::Failure> ForeignStore::failure(const std::string& topic) const {
   try {
-    const auto words = within(Deadline::in(1s), [key = failed_key(topic)](c10d::Store& store) {
+    const auto text = within(Deadline::in(1s), [key = failed_key(topic)](c10d::Store& store) {
       return store.check({key}) ? as_text_of_store(store.get(key)) : std::string();
     });
-    const auto end = words.find('\n');
+    const auto end = text.find('\n');
     if (end == std::string::npos) return std::nullopt;
-    return store::Failure{std::stoi(words), words.substr(end + 1), Deadline::Clock::now()};
+    return store::Failure{std::stoi(text), text.substr(end + 1), Deadline::Clock::now()};
   } catch (const std::exception& error) {
     base::log_debug("the store does not answer: {}", error.what());
     return std::nullopt;

@@ -1,8 +1,8 @@
-// A store of LibTorch's, given by a caller or by torchrun, with deadlines.
+// One of LibTorch's stores, passed by the caller or hosted by torchrun, with deadlines.
 //
-// LibTorch's stores have calls that wait for their host without an end. So each call runs on a thread of its
-// own; when it takes too long, the thread is left behind and the store is not asked again. Such a store says
-// nothing of ranks that end.
+// Some calls of LibTorch's stores wait for the host forever. So each call runs on its own thread; if it takes
+// too long, the thread is abandoned and the store is not used again. Such a store does not report ranks that
+// end.
 #pragma once
 
 #include <atomic>

@@ -15,11 +15,11 @@ namespace {
 
 constexpr int kMostRanks = 1 << 20;
 
-// One launcher's names for the same facts. A name may be null: that launcher does not say.
+// The environment variables of one launcher. A name is null if the launcher has no such variable.
 struct Convention {
   const char* launcher;
   const char* rank;
-  std::array<const char*, 2> world_size;  // the first that is set counts
+  std::array<const char*, 2> world_size;  // the first one that is set is used
   const char* local_rank;
   const char* local_world_size;
   const char* node_rank;
@@ -58,7 +58,7 @@ class Reader {
     const auto parsed = base::parse_int(*value);
     if (!parsed || *parsed < low || *parsed > high) {
       throw UsageError(base::compose(
-          {.what = fmt::format("environment variable {} is not usable", name),
+          {.what = fmt::format("environment variable {} is invalid", name),
            .evidence = fmt::format("its value is \"{}\", but it must be a whole number from {} to {}", *value,
                                    low, high),
            .hint =
@@ -73,21 +73,21 @@ class Reader {
 
 [[noreturn]] void missing(const char* absent, const char* present) {
   throw UsageError(base::compose(
-      {.what = "the environment says only half of who this process is",
+      {.what = "the environment identifies this process only partly",
        .evidence = fmt::format("{} is set, but {} is not", present, absent),
        .hint = fmt::format(
            "set {} too, or unset {} to run as a world of one; a launcher (lockstep run) sets both", absent,
            present)}));
 }
 
-// FNV-1a: the ranks of a job must agree on it, on every machine and in every build.
+// FNV-1a: all ranks of a job must compute the same value, on every machine and in every build.
 uint64_t stable_hash(const std::string& text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
   return hash;
 }
 
-// A port for a job whose launcher names none: below the range from which the kernel hands out free ports.
+// A port for a job whose launcher sets none: below the range from which the kernel assigns free ports.
 uint16_t port_of_job(const std::string& job) {
   return static_cast<uint16_t>(20000 + stable_hash(job) % 12000);
 }
@@ -95,8 +95,8 @@ uint16_t port_of_job(const std::string& job) {
 bool found(const Reader& reader, const Convention& convention) {
   const auto has = [&](const char* name) { return reader.text(name).has_value(); };
   const bool size = has(convention.world_size[0]) || has(convention.world_size[1]);
-  // Of RANK and WORLD_SIZE each one alone is a mistake worth reporting. The others' sizes stand in shells of
-  // an allocation, too, where no rank was started.
+  // RANK or WORLD_SIZE alone is a mistake that is worth an error. The size variables of other launchers are
+  // also set in the shell of an allocation, where no rank was started.
   if (&convention == &kTorchrun) return has(convention.rank) || size;
   return has(convention.rank) && size;
 }
@@ -111,7 +111,7 @@ Identity read(const Reader& reader, const Convention& convention) {
   if (!rank) missing(convention.rank, size_name);
   if (*rank >= *world_size) {
     throw UsageError(
-        base::compose({.what = "this process's rank is not in its world",
+        base::compose({.what = "the rank of this process is too large",
                        .evidence = fmt::format("{}={}, but {}={}: ranks go from 0 to {}", convention.rank,
                                                *rank, size_name, *world_size, *world_size - 1),
                        .hint = "correct one of the two"}));
@@ -122,12 +122,12 @@ Identity read(const Reader& reader, const Convention& convention) {
   identity.local_world_size = reader.number(convention.local_world_size, 1, kMostRanks);
   identity.node_rank = reader.number(convention.node_rank, 0, kMostRanks - 1);
   identity.num_nodes = reader.number(convention.num_nodes, 1, kMostRanks);
-  // A step on one node has all its tasks there.
+  // All tasks of a step on one node are on that node.
   if (!identity.local_world_size && identity.num_nodes == 1) identity.local_world_size = identity.world_size;
   if (identity.local_rank && identity.local_world_size &&
       *identity.local_rank >= *identity.local_world_size) {
     throw UsageError(base::compose(
-        {.what = "this process's local rank is not on its machine",
+        {.what = "the local rank of this process is too large",
          .evidence = fmt::format("{}={}, but {}={}", convention.local_rank, *identity.local_rank,
                                  convention.local_world_size, *identity.local_world_size),
          .hint = "correct one of the two"}));
@@ -135,7 +135,7 @@ Identity read(const Reader& reader, const Convention& convention) {
   return identity;
 }
 
-// Jobs of launchers that give no address meet at a port that follows from the job's own name.
+// If the launcher sets no address, the ranks meet at a port that is derived from this name.
 std::string job_name(const Reader& reader, const Convention& convention) {
   std::string name;
   const auto add = [&](const char* variable) {
@@ -153,7 +153,8 @@ std::string job_name(const Reader& reader, const Convention& convention) {
   if (&convention == &kPmi) {
     add("PMI_JOBID");
     add("PMI_PORT");
-    // MPICH's hydra names no job to its ranks, but on one machine they are all children of one proxy.
+    // MPICH's hydra does not give its ranks the name of the job, but on one machine they are all children of
+    // one proxy.
     if (name.empty()) name = fmt::format("parent={};", ::getppid());
   }
   return name;
@@ -181,8 +182,8 @@ void find_master(const Reader& reader, const Convention& convention, Identity& i
   if (!addr && identity.local_world_size == identity.world_size) identity.master_addr = "127.0.0.1";
   if (identity.master_addr.empty()) {
     throw UsageError(base::compose(
-        {.what = "nothing says where the ranks meet",
-         .evidence = fmt::format("{} gives rank {} of {}, but not the address of rank 0's machine",
+        {.what = "the address where the ranks meet is unknown",
+         .evidence = fmt::format("{} sets rank {} of {}, but not the address of rank 0's machine",
                                  convention.launcher, identity.rank, identity.world_size),
          .hint =
              "pass MASTER_ADDR (and MASTER_PORT) to all ranks, for example mpirun -x MASTER_ADDR=node0 …"}));

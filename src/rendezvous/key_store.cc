@@ -69,7 +69,7 @@ void KeyStore::refuse_if_lost(const std::string& key) const {
                       {lost.front().rank});
 }
 
-// The host of the store may have ended because of another rank, which ended first.
+// The host of the store may have ended because another rank ended first.
 template <class Call>
 auto KeyStore::asked(const std::string& key, Call&& call) const {
   try {
@@ -83,7 +83,7 @@ auto KeyStore::asked(const std::string& key, Call&& call) const {
 std::vector<std::string> KeyStore::get_all(const std::vector<std::string>& keys, base::Deadline deadline) {
   const auto names = whole(keys);
   const auto give_up = [&] {
-    // What a rank has written before it ended is there.
+    // What a rank wrote before it ended can still be read.
     if (!ended(store::Ending::Lost).empty() && !values_->check(names, deadline)) refuse_if_lost(keys.front());
   };
   return asked(keys.front(), [&] { return values_->get(names, deadline, give_up); });

@@ -1,8 +1,8 @@
-// The part of the job's store that belongs to one group of ranks; LibTorch's backends and shared memory meet
-// in it, too, which is why it is a c10d::Store.
+// The part of the job's store that belongs to one group of ranks. It is a c10d::Store, because LibTorch's
+// backends and shared memory also connect through it.
 //
-// Ranks are numbered as in the group. A call ends when its time is over (TimeoutError), when the store is
-// gone, or when it waits for a key and a rank of the group is lost (PeerLostError).
+// Ranks are numbered as in the group. A call throws TimeoutError at its deadline, and PeerLostError if the
+// store is gone, or if it waits for a key and a rank of the group is lost.
 #pragma once
 
 #include <functional>
@@ -24,16 +24,16 @@ using KeyStorePtr = c10::intrusive_ptr<KeyStore>;
 
 class KeyStore final : public compat::Store {
  public:
-  // `timeout`: of each call. The ranks of the job are those of the group.
+  // `timeout`: of each call. The group consists of all ranks of the job.
   KeyStore(std::shared_ptr<store::KeyValues> values, std::string prefix, std::chrono::milliseconds timeout);
 
   // The keys below `name`, for the same ranks or for some of them.
   KeyStorePtr under(const std::string& name) const;
   KeyStorePtr under(const std::string& name, const std::vector<int>& ranks) const;
-  // The same keys; every call ends at the deadline, however many there are.
+  // The same keys, with one deadline for all calls together.
   KeyStorePtr until(base::Deadline deadline) const;
-  // Keys of its own, with which a backend's ranks connect. A check for what is not there throws, too, when a
-  // rank of the group is lost: backends ask again and again.
+  // Separate keys, through which the ranks of a backend connect. Because backends poll, check() for a missing
+  // key also throws if a rank of the group is lost.
   KeyStorePtr for_backend(base::Deadline deadline) const;
 
   // c10d's interface.
@@ -48,19 +48,20 @@ class KeyStore final : public compat::Store {
   void wait(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
 
-  // In texts.
+  // The same for text.
   void write(const std::string& key, const std::string& value);
-  // Nothing while it is not there.
+  // nullopt while the key does not exist.
   std::optional<std::string> look(const std::string& key);
-  // Waits until all are there. `give_up` is called now and then meanwhile, and throws to end the wait.
+  // Blocks until all keys exist. Meanwhile, `give_up` is called from time to time, and throws to end the
+  // wait.
   std::vector<std::string> read(const std::vector<std::string>& keys, const std::function<void()>& give_up);
 
-  // This rank and `holders` - 1 others have no more use for the keys. Does not wait.
+  // Releases the keys; they are erased when `holders` ranks have released them. Does not block.
   void forget(int holders) noexcept { values_->forget(prefix_, holders); }
 
-  // Ends the group's work: every rank of it learns the words. Does not wait.
-  void fail(const std::string& words) noexcept { values_->fail(prefix_, words); }
-  std::optional<store::Failure> failure() const;  // the rank is the group's
+  // Ends the group's work: notifies every rank of the group with this text. Does not block.
+  void fail(const std::string& text) noexcept { values_->fail(prefix_, text); }
+  std::optional<store::Failure> failure() const;  // with the rank in the group
 
   // The ranks of the group that have ended in this way, in the order in which this became known.
   struct EndedRank {
@@ -83,8 +84,8 @@ class KeyStore final : public compat::Store {
   std::vector<std::string> get_all(const std::vector<std::string>& keys, base::Deadline deadline);
 
   std::shared_ptr<store::KeyValues> values_;
-  std::string prefix_;        // ends with a slash, so that none is the beginning of another
-  std::vector<int> members_;  // the job's numbers of the group's ranks; empty: they are the same
+  std::string prefix_;        // ends with a slash, so that no prefix is the beginning of another
+  std::vector<int> members_;  // the ranks in the job of the group's ranks; empty: they are the same
   std::optional<base::Deadline> until_;
   bool watched_ = false;  // see for_backend()
 };

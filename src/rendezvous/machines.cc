@@ -66,12 +66,11 @@ RankFacts decode_facts(const std::string& text) {
               .own_seed = json.at("own_seed")};
     }
   } catch (const nlohmann::json::exception&) {
-    // Reported below, as any other version is.
+    // Reported below, like any other version.
   }
-  throw MismatchError(
-      base::compose({.what = "a rank of this job speaks another version of lockstep",
-                     .evidence = fmt::format("it introduced itself as {}", text.substr(0, 200)),
-                     .hint = "start the same build of the program on every machine"}));
+  throw MismatchError(base::compose({.what = "a rank of this job uses another version of lockstep",
+                                     .evidence = fmt::format("it sent {}", text.substr(0, 200)),
+                                     .hint = "start the same build of the program on every machine"}));
 }
 
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks) {
@@ -94,7 +93,7 @@ bool is_stopped(int pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
   std::getline(file, line);
-  // The name before the state may hold anything, parentheses and blanks among it.
+  // The name before the state may contain anything, including parentheses and spaces.
   const auto name_end = line.rfind(") ");
   if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
   const char state = line[name_end + 2];
@@ -107,7 +106,7 @@ PeerWatch::PeerWatch(int rank, const std::vector<RankFacts>& ranks) {
         ranks[other].pid_namespace != ranks[rank].pid_namespace || ranks[other].pid == ranks[rank].pid) {
       continue;
     }
-    // -1 where the kernel is older than 5.3 or the process has ended already: then nothing is said of it.
+    // -1 if the kernel is older than 5.3 or the process has already ended: such a process is not watched.
     base::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, ranks[other].pid, 0)));
     if (process) watched_.push_back({other, ranks[other].pid, std::move(process)});
   }

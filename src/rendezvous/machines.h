@@ -1,4 +1,4 @@
-// What the ranks know of each other's processes and machines.
+// What the ranks know about each other's processes and machines.
 #pragma once
 
 #include <chrono>
@@ -10,29 +10,29 @@
 
 namespace lockstep::rendezvous {
 
-// What one rank tells the others when it arrives.
+// What a rank sends to the others when it arrives.
 struct RankFacts {
   int rank = 0;
   int world_size = 1;
-  std::string host;     // its name, for people
+  std::string host;     // the name of the machine, for messages
   std::string machine;  // base::machine_identity()
   std::string pid_namespace;
   int pid = 0;
   std::string cpus;       // the CPUs it may use, before tuning
-  std::string address;    // its address on the way to the meeting point
-  std::string backend;    // the one it was asked to use
+  std::string address;    // its local address on the route to the meeting point
+  std::string backend;    // the one that was requested
   std::string no_shm;     // why it cannot share memory with other processes; empty: it can
-  uint64_t own_seed = 0;  // of its random generator, if the program has not seeded it; 0: it has
+  uint64_t own_seed = 0;  // of its random generator; 0 if the program has set it
 
   std::string describe() const;  // "rank 1 (pid 4711, host node0)"
 };
 
 RankFacts facts_of_this_process(int rank, int world_size);
 std::string encode_facts(const RankFacts& facts);
-// Throws MismatchError when the text is of another version or not ours at all.
+// Throws MismatchError if the text is from another version or in another format.
 RankFacts decode_facts(const std::string& text);
 
-// Where a rank stands among the machines of a group.
+// The position of a rank among the machines of a group.
 struct Placement {
   int local_rank = 0;
   int local_world_size = 1;
@@ -42,17 +42,16 @@ struct Placement {
 // Machines are numbered in the order of their lowest rank.
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks);
 
-// Whether a process of this machine is alive and does not run: stopped by a signal or a debugger.
+// Whether a process on this machine is alive but not running: stopped by a signal or a debugger.
 bool is_stopped(int pid);
 
-// Watches the processes of this machine through descriptors, which, unlike numbers, never come to mean
+// Watches the other ranks' processes on this machine through pidfds, which, unlike pids, never refer to
 // another process.
 class PeerWatch {
  public:
   explicit PeerWatch(int rank, const std::vector<RankFacts>& ranks);
 
-  // The ranks of this machine that have ended, after giving a death that is just happening a moment to be
-  // seen.
+  // The ranks on this machine that have ended. Waits up to `moment` for the first one.
   std::vector<int> gone(std::chrono::milliseconds moment) const;
   std::vector<int> stopped() const;
 

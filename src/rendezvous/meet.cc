@@ -20,8 +20,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What is waited for is one of several things, so ask for each again and again, with growing pauses. Returns
-// whether `done` became true.
+// Polls, with increasing pauses, because several conditions are waited for at once. Returns whether `done`
+// became true.
 bool poll_until(base::Deadline deadline, const std::function<bool()>& done) {
   auto pause = 1ms;
   for (;;) {
@@ -36,15 +36,15 @@ std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
 std::string said_key(int rank) { return fmt::format("said/{}", rank); }
 constexpr const char* kVerdictKey = "verdict";
 
-// Everybody who takes part is counted, when they come and when they give up.
+// Counts the ranks that take part; give_up() counts those that have given up.
 void enter(KeyStore& store) { store.add("here", 1); }
 
-// Ends the meeting for everybody with one verdict. Rank 0, whose process may host the store, waits a moment
-// until all that are here have heard it.
+// Ends the meeting on all ranks with the same error. Rank 0, whose process may host the store, waits a moment
+// until all ranks that have arrived have read it.
 [[noreturn]] void give_up(KeyStore& meeting, int rank, const Error& why) {
   try {
     const auto deadline = base::Deadline::in(2s);
-    const auto store = meeting.until(deadline);  // the meeting's own time may be over
+    const auto store = meeting.until(deadline);  // the deadline of the meeting may have passed
     if (!store->check({kVerdictKey})) {
       store->write(kVerdictKey,
                    fmt::format("{}\n{}\n{}", why.kind(), fmt::join(why.culprits(), " "), why.what()));
@@ -52,7 +52,7 @@ void enter(KeyStore& store) { store.add("here", 1); }
     store->add("gave_up", 1);
     if (rank == 0) poll_until(deadline, [&] { return store->add("gave_up", 0) >= store->add("here", 0); });
   } catch (const Error& error) {
-    base::log_debug("the others cannot be told: {}", error.what());
+    base::log_debug("cannot notify the other ranks: {}", error.what());
   }
   base::throw_kind(why.kind(), why.what(), why.culprits());
 }
@@ -79,20 +79,19 @@ void claim(KeyStore& store, const RankFacts& mine) {
     if (text) first = decode_facts(*text).describe();
     return text.has_value();
   });
-  give_up(
-      store, mine.rank,
-      MismatchError(base::compose(
-          {.what = fmt::format("two processes say that they are rank {} of {}", mine.rank, mine.world_size),
-           .evidence = fmt::format("{} came first, then {}", first, mine.describe()),
-           .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
-                   "file:// meeting point must be new for each job"})));
+  give_up(store, mine.rank,
+          MismatchError(base::compose(
+              {.what = fmt::format("two processes claim to be rank {} of {}", mine.rank, mine.world_size),
+               .evidence = fmt::format("{} arrived first, then {}", first, mine.describe()),
+               .hint = "give each process its own RANK; two jobs need different MASTER_PORTs; the file of a "
+                       "file:// meeting point must be new for each job"})));
 }
 
 void check_world(const RankFacts& mine, const RankFacts& other) {
   if (other.world_size == mine.world_size) return;
   throw MismatchError(
-      base::compose({.what = "the ranks do not agree how many they are",
-                     .evidence = fmt::format("{} says {}, {} says {}", mine.describe(), mine.world_size,
+      base::compose({.what = "the ranks disagree on the world size",
+                     .evidence = fmt::format("{} has {}, {} has {}", mine.describe(), mine.world_size,
                                              other.describe(), other.world_size),
                      .hint = "give every process the same WORLD_SIZE"}));
 }
@@ -100,15 +99,15 @@ void check_world(const RankFacts& mine, const RankFacts& other) {
 void check_backends(const RankFacts& mine, const RankFacts& other) {
   if (other.backend == mine.backend) return;
   throw MismatchError(
-      base::compose({.what = "the ranks do not ask for the same backend",
-                     .evidence = fmt::format("{} asks for \"{}\", {} for \"{}\"", mine.describe(),
+      base::compose({.what = "the ranks request different backends",
+                     .evidence = fmt::format("{} requests \"{}\", {} requests \"{}\"", mine.describe(),
                                              mine.backend, other.describe(), other.backend),
                      .hint = "give every process the same InitOptions::backend"}));
 }
 
 [[noreturn]] void throw_lost(int rank, int world_size, int other) {
   throw PeerLostError(
-      base::compose({.what = fmt::format("rank {} has ended while the ranks met", other),
+      base::compose({.what = fmt::format("rank {} ended before all ranks had met", other),
                      .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
                      .evidence = fmt::format("missing: rank {}", other),
                      .hint = "look at the output of that rank: it ended first"}),
@@ -128,7 +127,7 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
   try {
     int next = 0;
     const bool complete = poll_until(deadline, [&] {
-      // Asked for first: what a rank says before it ends is still there afterwards.
+      // Read first, so that everything that a lost rank wrote is visible below.
       const auto lost = store.ended(store::Ending::Lost);
       while (next < world_size && look_for(next)) ++next;
       if (next == world_size) return true;
@@ -143,14 +142,14 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
     }
     if (!missing.empty()) {
       throw TimeoutError(
-          base::compose(
-              {.what =
-                   fmt::format("not all ranks arrived within {:.1f} s", deadline.budget().count() / 1000.0),
-               .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
-               .evidence = fmt::format("missing: rank {} ({} of {} are here)", base::describe_ranks(missing),
-                                       world_size - missing.size(), world_size),
-               .hint = "look at the output of the missing ranks; a slow start needs a longer "
-                       "InitOptions::timeout"}),
+          base::compose({.what = fmt::format("not all ranks arrived within {:.1f} s",
+                                             deadline.budget().count() / 1000.0),
+                         .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
+                         .evidence = fmt::format("missing: rank {} ({} of {} have arrived)",
+                                                 base::describe_ranks(missing), world_size - missing.size(),
+                                                 world_size),
+                         .hint = "look at the output of the missing ranks; a slow start needs a longer "
+                                 "InitOptions::timeout"}),
           missing);
     }
   } catch (const Error& error) {
@@ -191,7 +190,7 @@ void leave(KeyStore& store, int rank, int world_size, base::Deadline deadline) {
   const auto meeting = store.until(deadline);
   const auto left = meeting->add("left", 1);
   if (rank != 0 || left == world_size) return;
-  // A rank that is lost will not come, and needs nothing.
+  // A lost rank will not arrive, and does not need the store.
   poll_until(deadline, [&] {
     const auto lost = static_cast<int64_t>(meeting->ended(store::Ending::Lost).size());
     return meeting->add("left", 0) + lost >= world_size;

@@ -1,5 +1,5 @@
-// The ranks of a job find each other in the store: every rank claims its number and says who it is, and goes
-// on when all have done so.
+// The ranks of a job meet in the store: every rank claims its number and publishes its facts, and continues
+// when all ranks have done so.
 #pragma once
 
 #include <functional>
@@ -12,20 +12,21 @@
 
 namespace lockstep::rendezvous {
 
-// Returns the facts of all ranks, by rank. Throws MismatchError when two processes claim one rank or the
-// world sizes differ, on every rank that is there; PeerLostError when one ends before it has come;
-// TimeoutError naming the ranks that are missing. `store` must be fresh for this meeting.
+// Blocks until all ranks have arrived, and returns their facts, by rank. Throws, on every rank that has
+// arrived, MismatchError if two processes claim one rank, or if the world sizes or backends differ;
+// PeerLostError if a rank ends before it has arrived; TimeoutError with the missing ranks. `store` must
+// contain no keys of another meeting.
 std::vector<RankFacts> meet(KeyStore& store, const RankFacts& mine, base::Deadline deadline);
 
-// Every rank says something and hears what all say, by rank. `heard` is called as each arrives; what it
-// throws ends the exchange for everybody. Throws TimeoutError naming the ranks that are missing. `store` must
-// be fresh, as above.
+// Every rank publishes a text; blocks until all have, and returns the texts by rank. `heard` is called as
+// each text arrives; if it throws, the exchange ends with that error on all ranks. Throws TimeoutError with
+// the missing ranks. `store` must contain no keys of another meeting.
 using Heard = std::function<void(int rank, const std::string& said)>;
 std::vector<std::string> exchange(KeyStore& store, int rank, int world_size, const std::string& said,
                                   base::Deadline deadline, const Heard& heard = {});
 
-// Rank 0, whose process may host the store, returns only when every rank has come here (or the deadline is
-// over): nobody needs the store after that. The others return at once.
+// Every rank must call it. Rank 0, whose process may host the store, blocks until all ranks have called it
+// (or the deadline has passed); after that, no rank needs the store. The others return immediately.
 void leave(KeyStore& store, int rank, int world_size, base::Deadline deadline);
 
 }  // namespace lockstep::rendezvous

@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono_literals;
 
 [[noreturn]] void bad_method(const std::string& init_method, const std::string& why) {
-  throw UsageError(base::compose({.what = fmt::format("init_method \"{}\" is not usable", init_method),
+  throw UsageError(base::compose({.what = fmt::format("init_method \"{}\" is invalid", init_method),
                                   .evidence = why,
                                   .hint = "use env://, tcp://host:port or file:///path"}));
 }
@@ -39,8 +39,8 @@ std::string where(const Identity& identity) {
   return fmt::format("rank {}/{}, host {}", identity.rank, identity.world_size, base::host_name());
 }
 
-// What a process has opened. Never closed: a group may be made again after destroy_process_group(), and rank
-// 0's peers may still be asking while it is done itself.
+// A store that this process has opened. Never closed: a group may be created again after
+// destroy_process_group(), and the other ranks may still use the store when rank 0 has finished.
 struct Opened {
   std::unique_ptr<store::Server> server;  // on rank 0
   KeyStorePtr keys;
@@ -48,7 +48,7 @@ struct Opened {
 
 std::string first_line(const std::string& message) { return message.substr(0, message.find("\nhint:")); }
 
-// The store at `address`, once rank 0 has opened it.
+// Connects to the store at `address`; waits until rank 0 has opened it.
 KeyStorePtr join(const store::Address& address, const base::Token& token, const MeetingPoint& point,
                  const Identity& identity, base::Deadline deadline) {
   try {
@@ -61,7 +61,7 @@ KeyStorePtr join(const store::Address& address, const base::Token& token, const 
          .where = fmt::format("{}, {}", where(identity), point.describe()),
          .evidence = first_line(error.what()),
          .hint = "check that rank 0 was started and is alive, that MASTER_ADDR and MASTER_PORT are right, "
-                 "and that no firewall stands between"}));
+                 "and that no firewall blocks the connection"}));
   }
 }
 
@@ -85,7 +85,7 @@ c10::intrusive_ptr<c10d::Store> open_file(const MeetingPoint& point, const Ident
   std::error_code ignored;
   if (!path.has_filename() || std::filesystem::is_directory(path, ignored) ||
       !std::filesystem::is_directory(path.has_parent_path() ? path.parent_path() : ".", ignored)) {
-    throw UsageError(base::compose({.what = fmt::format("cannot meet at the file {}", point.path),
+    throw UsageError(base::compose({.what = fmt::format("the ranks cannot meet at the file {}", point.path),
                                     .where = where(identity),
                                     .evidence = "it must be a file in a directory that exists",
                                     .hint = "create the directory, on a file system that all ranks see"}));
@@ -93,12 +93,13 @@ c10::intrusive_ptr<c10d::Store> open_file(const MeetingPoint& point, const Ident
   return c10::make_intrusive<c10d::FileStore>(point.path, identity.world_size);
 }
 
-// A store of LibTorch's at which the ranks learn where rank 0 has opened ours.
+// One of LibTorch's stores, from which the ranks learn where rank 0 has opened lockstep's store.
 std::shared_ptr<ForeignStore> open_notice_board(const MeetingPoint& point, const Identity& identity,
                                                 base::Deadline deadline) {
   auto opening = base::run_aside([point, identity, deadline]() -> c10::intrusive_ptr<c10d::Store> {
     if (!point.path.empty()) return open_file(point, identity);
-    // c10d's own client warns on stderr at each attempt. So wait here until somebody answers.
+    // c10d's own client prints a warning on stderr at each attempt. So wait here until the host accepts
+    // connections.
     base::connect_to(point.host, point.port, deadline);
     return compat::join_tcp_store(point.host, point.port, deadline.budget());
   });
@@ -110,9 +111,9 @@ std::shared_ptr<ForeignStore> open_notice_board(const MeetingPoint& point, const
   return std::make_shared<ForeignStore>(opening.get(), identity.rank);
 }
 
-// What rank 0 writes there.
+// What rank 0 writes to it.
 struct Notice {
-  std::string machine;  // on which the Unix socket can be reached
+  std::string machine;  // the one on which the Unix socket can be reached
   store::Address nearby, afar;
   std::string token;
 
@@ -132,14 +133,14 @@ struct Notice {
       notice.afar = store::Address::anywhere(json.at("host"), json.at("port"));
       return notice;
     } catch (const nlohmann::json::exception& error) {
-      throw MismatchError(base::compose({.what = "the ranks do not speak the same version of lockstep",
+      throw MismatchError(base::compose({.what = "the ranks do not use the same version of lockstep",
                                          .evidence = error.what(),
                                          .hint = "start the same build of the program on every machine"}));
     }
   }
 };
 
-// Where other machines reach rank 0, which is where torchrun's agent is; empty when nothing says it.
+// The address at which other machines reach rank 0: that of torchrun's agent. Empty if it is unknown.
 std::string address_of_rank_0(const MeetingPoint& point) {
   if (!point.host.empty()) return point.one_machine ? "" : point.host;
   const auto interface = base::env_string("GLOO_SOCKET_IFNAME");
@@ -152,13 +153,12 @@ Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base:
     return fmt::format("lockstep/{}{}/{}", identity.job, identity.attempt, name);
   };
   if (board->add(key(fmt::format("claim/{}", identity.rank)), 1, deadline) != 1) {
-    throw MismatchError(
-        base::compose({.what = fmt::format("two processes say that they are rank {} of {}", identity.rank,
-                                           identity.world_size),
-                       .where = point.describe(),
-                       .evidence = fmt::format("another one came before this (pid {})", ::getpid()),
-                       .hint = "give each process its own RANK; the file of a file:// meeting point must be "
-                               "new for each job"}));
+    throw MismatchError(base::compose(
+        {.what = fmt::format("two processes claim to be rank {} of {}", identity.rank, identity.world_size),
+         .where = point.describe(),
+         .evidence = fmt::format("another process arrived before this one (pid {})", ::getpid()),
+         .hint = "give each process its own RANK; the file of a file:// meeting point must be "
+                 "new for each job"}));
   }
   Opened opened;
   Notice notice;
@@ -179,10 +179,10 @@ Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base:
   }
   const bool near = notice.machine == base::machine_identity();
   if (!near && notice.afar.host.empty()) {
-    throw UsageError(base::compose(
-        {.what = "the ranks are on several machines, and nothing says how they reach each other",
-         .where = fmt::format("{}, {}", where(identity), point.describe()),
-         .hint = "use tcp://host:port, or name the network interface in GLOO_SOCKET_IFNAME"}));
+    throw UsageError(
+        base::compose({.what = "the ranks are on several machines, and the address of rank 0 is unknown",
+                       .where = fmt::format("{}, {}", where(identity), point.describe()),
+                       .hint = "use tcp://host:port, or name the network interface in GLOO_SOCKET_IFNAME"}));
   }
   opened.keys =
       join(near ? notice.nearby : notice.afar, base::Token(notice.token), point, identity, deadline);
@@ -203,7 +203,8 @@ MeetingPoint meeting_point(const std::string& init_method, const Identity& ident
     point.agent_hosts_store = identity.agent_hosts_store;
     point.one_machine = identity.local_world_size == identity.world_size || base::is_loopback(point.host) ||
                         point.host == "localhost";
-    // The name that a launcher gives for this machine need not lead to loopback, where the store will be.
+    // The host name that a launcher sets for this machine need not resolve to loopback, where the store will
+    // be.
     if (point.one_machine && !point.agent_hosts_store) point.host = "127.0.0.1";
   } else if (init_method.starts_with("tcp://")) {
     const std::string rest = init_method.substr(6);
@@ -222,7 +223,7 @@ MeetingPoint meeting_point(const std::string& init_method, const Identity& ident
     point.path = init_method.substr(7);
     if (!point.path.starts_with('/')) bad_method(init_method, "the path must be absolute");
   } else {
-    bad_method(init_method, "its scheme is not known");
+    bad_method(init_method, "the scheme is unknown");
   }
   return point;
 }

@@ -1,4 +1,4 @@
-// Opens the key-value store at which the ranks of a job meet.
+// Opens the key-value store in which the ranks of a job meet.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 
 namespace lockstep::rendezvous {
 
-// Where the ranks meet: a port of rank 0's (or of torchrun's agent), or a file. At the latter two they only
-// learn where rank 0 has opened the store.
+// Where the ranks meet: a port of rank 0 or of torchrun's agent, or a file. With the agent or a file, they
+// only learn there where rank 0 has opened the store.
 struct MeetingPoint {
   std::string host;
   uint16_t port = 0;
   std::string path;  // a file instead of host and port
   bool agent_hosts_store = false;
-  // Every rank is on this machine, as far as the launcher says: then the store is at a Unix socket, and the
-  // port is its name.
+  // All ranks are on this machine, according to the launcher. The store then uses a Unix socket, whose name
+  // contains the port.
   bool one_machine = false;
 
   std::string describe() const;
@@ -26,8 +26,8 @@ struct MeetingPoint {
 // Reads "env://", "tcp://host:port" or "file:///path". Throws UsageError.
 MeetingPoint meeting_point(const std::string& init_method, const Identity& identity);
 
-// Rank 0 opens it, the others connect; blocks until that is done. A process keeps what it has opened, so that
-// a second call for the same meeting point gives the same store.
+// Rank 0 opens the store and the others connect; blocks until that is done. A process keeps what it has
+// opened: a second call for the same meeting point returns the same store.
 KeyStorePtr open_store(const MeetingPoint& point, const Identity& identity, base::Deadline deadline);
 
 }  // namespace lockstep::rendezvous

@@ -176,7 +176,7 @@ TEST_P(Changes, AReplacedPartIsNamedAsTheCause) {
       auto loss = loss_of(ddp(mine), mine);
       const auto message = message_of<Error>([&] { loss.backward(); });
       EXPECT_THAT(message, AllOf(HasSubstr("'third.weight'"), HasSubstr("got no gradient"),
-                                 HasSubstr("other tensors now than when it was wrapped"),
+                                 HasSubstr("have been replaced since it was wrapped"),
                                  HasSubstr("hint: call ddp.refresh() after changing the module")));
     }
     auto net = make_net();

@@ -125,8 +125,8 @@ TEST_P(Trouble, AnInterruptedBackwardIsNotGoneOnFrom) {
       }
     }
   });
-  EXPECT_THAT(outcomes[1].output, HasSubstr("the last backward pass did not come to its end"));
-  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("rank 1"), HasSubstr("did not come to its end")));
+  EXPECT_THAT(outcomes[1].output, HasSubstr("the last backward pass did not complete"));
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("rank 1"), HasSubstr("did not complete")));
 }
 
 TEST_P(Trouble, UnderNoSyncAnInterruptedBackwardHarmsNobody) {

@@ -131,7 +131,7 @@ TEST(Init, OptionsThatCannotBe) {
       ADD_FAILURE() << "took an unknown backend";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr("smoke signals"), HasSubstr("there is: shm, gloo"), HasSubstr("hint:")));
+                  AllOf(HasSubstr("smoke signals"), HasSubstr("available: shm, gloo"), HasSubstr("hint:")));
     }
     EXPECT_THROW(init_process_group({.backend = "nccl"}), UsageError);
     join_and_sum({.timeout = 20s});  // a rejected call has no effects
@@ -160,7 +160,7 @@ TEST(Init, TheEnvironmentChoosesABackendWhereTheProgramDoesNot) {
       outcomes[0].output,
       AllOf(
           HasSubstr("UsageError: backend \"glue\" is not available (environment variable LOCKSTEP_BACKEND)"),
-          HasSubstr("there is: shm, gloo"), HasSubstr("hint: correct LOCKSTEP_BACKEND")));
+          HasSubstr("available: shm, gloo"), HasSubstr("hint: correct LOCKSTEP_BACKEND")));
 }
 
 TEST(Init, EnvironmentThatCannotBe) {
@@ -199,7 +199,7 @@ TEST(Init, ARankThatNeverArrivesIsNamed) {
     EXPECT_EQ(outcomes[rank].exit_status, 1);
     EXPECT_THAT(outcomes[rank].output,
                 AllOf(HasSubstr("TimeoutError: not all ranks arrived within 2.0 s"),
-                      HasSubstr("missing: rank 1 (2 of 3 are here)"), HasSubstr("hint:")));
+                      HasSubstr("missing: rank 1 (2 of 3 have arrived)"), HasSubstr("hint:")));
   }
 }
 
@@ -232,7 +232,7 @@ TEST(Init, TwoProcessesWithOneRankAreAMismatchForAll) {
                   }});
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_status, 1);
-    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: two processes say that they are rank 1 of 3"),
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: two processes claim to be rank 1 of 3"),
                                       HasSubstr("pid"), HasSubstr("hint:")));
   }
 }
@@ -244,8 +244,8 @@ TEST(Init, DifferentWorldSizesAreAMismatchForAll) {
                   }});
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_status, 1);
-    EXPECT_THAT(outcome.output, AllOf(HasSubstr("MismatchError: the ranks do not agree how many they are"),
-                                      HasSubstr("hint:")));
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("MismatchError: the ranks disagree on the world size"), HasSubstr("hint:")));
   }
 }
 
@@ -348,7 +348,7 @@ TEST(Init, AMeetingFileOfAnEarlierJobIsFound) {
   const auto outcomes =
       start_ranks(2, [&](int) { init_process_group({.init_method = method, .timeout = 5s}); });
   EXPECT_THAT(outcomes[0].output,
-              AllOf(HasSubstr("MismatchError: two processes say"), HasSubstr("must be new")));
+              AllOf(HasSubstr("MismatchError: two processes claim"), HasSubstr("must be new")));
   EXPECT_EQ(outcomes[1].exit_status, 1) << outcomes[1].describe();
 }
 

@@ -1,4 +1,4 @@
-// What DistributedDataParallel and Snapshots see of a module, and which modules they take. Not for programs.
+// How DistributedDataParallel and Snapshots access a module, and which modules they accept. Internal.
 #pragma once
 
 #include <concepts>
@@ -26,20 +26,20 @@ namespace detail {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// What DDP sees of a module.
+// The properties of a module that DDP uses.
 struct ModelView {
   NamedTensors parameters;
-  std::function<NamedTensors()> present_parameters;  // what they are now: modules may replace their parts
-  std::function<NamedTensors()> buffers;             // asked for anew each time: modules reassign them
+  std::function<NamedTensors()> present_parameters;  // the current ones: modules may replace their parts
+  std::function<NamedTensors()> buffers;             // the current ones: modules reassign them
   std::function<bool()> is_training;
-  std::vector<std::string> sparse;  // parameters that will get sparse gradients
+  std::vector<std::string> sparse;  // names of parameters that will get sparse gradients
 };
 ModelView view_of(const std::shared_ptr<torch::nn::Module>& module);
 
-// How to look at a module that is not a torch::nn::Module: lockstep/jit.h has one for TorchScript's.
+// How to access a module that is not a torch::nn::Module. lockstep/jit.h specialises it for TorchScript.
 template <class Module>
 struct Viewer {
-  static constexpr bool handle = false;  // a cheap handle, so that a copy of it is the same module
+  static constexpr bool handle = false;  // Module is a cheap handle: a copy refers to the same module
   static ModelView view(const std::shared_ptr<Module>& module) { return view_of(module); }
 };
 
@@ -53,8 +53,8 @@ concept Holder = requires {
   typename T::ContainedType;
 };
 
-// The class of the module that DistributedDataParallel wraps when it is made of a Given, which is a reference
-// for what has a name; in words why there is none.
+// The class of the module that DistributedDataParallel wraps if it is constructed from a Given, which is an
+// lvalue reference for a named object. If there is none, a compile-time error says why.
 template <class Given>
 auto module_of() {
   using T = std::remove_cvref_t<Given>;
@@ -65,25 +65,25 @@ auto module_of() {
   } else if constexpr (std::is_same_v<T, torch::nn::AnyModule>) {
     static_assert(never,
                   "DistributedDataParallel cannot wrap a torch::nn::AnyModule, whose forward has no types: "
-                  "give it the module itself, before it goes into the AnyModule.");
+                  "pass the module itself, before it is put into the AnyModule.");
     return Nothing{};
   } else if constexpr (std::derived_from<T, DdpBase>) {
-    return Nothing{};  // is moved from, and not wrapped; clang 14 asks all the same
+    return Nothing{};  // moved, not wrapped; clang 14 instantiates this nevertheless
   } else if constexpr (SmartPointer<T>) {
     static_assert(
         !(requires { typename T::deleter_type; }) || !std::is_lvalue_reference_v<Given>,
         "DistributedDataParallel cannot share a module with a std::unique_ptr: write *model (the wrapper "
-        "does not own it then), std::move(model), or make it with std::make_shared.");
+        "does not own it then), std::move(model), or create it with std::make_shared.");
     return std::type_identity<typename T::element_type>{};
   } else if constexpr (std::is_pointer_v<T>) {
     static_assert(never,
                   "DistributedDataParallel takes no plain pointer: write *model (the wrapper does not own it "
-                  "then), or make the module with std::make_shared.");
+                  "then), or create the module with std::make_shared.");
     return Nothing{};
   } else if constexpr (std::derived_from<T, torch::nn::Module>) {
     static_assert(std::is_lvalue_reference_v<Given>,
                   "DistributedDataParallel cannot wrap a temporary module, which is gone at the end of the "
-                  "statement: give it std::make_shared<Net>(…), or a module that has a name.");
+                  "statement: pass std::make_shared<Net>(…), or a named module.");
     static_assert(!std::is_const_v<std::remove_reference_t<Given>>,
                   "DistributedDataParallel cannot train a const module.");
     return std::type_identity<T>{};
