@@ -7,7 +7,7 @@
 
 namespace c10d {
 class ProcessGroup;
-class Backend;
+class Backend;  // NOLINT(bugprone-forward-declaration-namespace): of LibTorch 2
 }  // namespace c10d
 
 namespace lockstep {

@@ -13,6 +13,7 @@
 #include "base/env.h"
 #include "base/error_text.h"
 #include "shm/all_reduce.h"
+#include "shm/arrange.h"
 #include "shm/bell.h"
 #include "shm/exchange.h"
 #include "shm/mismatch.h"

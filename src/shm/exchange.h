@@ -11,13 +11,6 @@
 
 namespace lockstep::shm {
 
-// Before arrival: chooses where this rank's bytes for the call are. Copies small ones into the call slot.
-Where expose(Board& board, const Call& call, CallSlot& slot);
-
-// When all ranks have arrived: chooses the algorithm and the rounds. `next_round` is the group's number of
-// rounds so far; it is raised by the same number on all ranks. Throws Disagreement if the calls differ.
-void begin(Board& board, Call& call, uint64_t& next_round);
-
 // Advances the call as far as possible without waiting, in the end to Stage::Finished. True if it advanced.
 bool step_exchange(Board& board, Call& call);
 

@@ -77,6 +77,11 @@ TEST_P(Construction, TakesAnyBackendOfC10d) {
       const auto mine = share_of(global_batch(24, 0), group);
       loss_of(ddp(mine), mine).backward();
       expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+      // Another group on the same backend: its exchanges continue where the first group's ended.
+      auto again = make_process_group(backend, c10::make_intrusive<c10d::PrefixStore>("again", store));
+      DistributedDataParallel second(make_net(), again);
+      second.verify_replicas();
+      ddp.verify_replicas();
       group.barrier();
     }
     ::unlink(file.c_str());

@@ -144,6 +144,17 @@ TEST_P(ControlTest, ARankThatEndsIsNamed) {
   for (const int rank : {0, 2}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
 }
 
+TEST_P(ControlTest, ARankThatLeavesInGoodOrderIsNamed) {
+  const auto outcomes = start_ranks(3, [&](int rank) {
+    const auto group = init_process_group({.backend = GetParam(), .timeout = 30s});
+    group->barrier();
+    if (rank == 1) return;
+    const auto message = message_of<PeerLostError>([&] { comm::control_of(*group).gather("a vote", 1); });
+    EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
+  });
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
+}
+
 TEST_P(ControlTest, ARankThatStaysAwayIsNamed) {
   const auto outcomes = start_ranks(2, [&](int rank) {
     const auto group = init_process_group({.backend = GetParam(), .timeout = 2s});

@@ -303,6 +303,38 @@ TEST(Segment, IsReadWhileItGrows) {
   for (auto& reader : readers) reader.join();
 }
 
+TEST(Segment, WithdrawnPagesKeepTheirContents) {
+  const auto segment = Segment::create("test", kPage);
+  const auto offset = segment->add_extent(8 * kPage);
+  auto* const data = segment->at(offset, 8 * kPage);
+  std::memset(data, 7, 8 * kPage);
+  // Two ranges that share a page, the second of them twice.
+  segment->withdraw({offset + kPage, kPage + 100});
+  segment->withdraw({offset + 2 * kPage + 50, kPage});
+  segment->withdraw({offset + 2 * kPage + 50, kPage});
+  for (size_t i = 0; i < 8 * kPage; ++i) ASSERT_EQ(data[i], std::byte{7}) << i;
+  EXPECT_FALSE(segment->offset_of(data + kPage, 1));
+  EXPECT_FALSE(segment->offset_of(data, 2 * kPage));
+  EXPECT_FALSE(segment->offset_of(data + 4 * kPage - 1, 1));
+  EXPECT_EQ(segment->offset_of(data, kPage), offset);
+  EXPECT_EQ(segment->offset_of(data + 4 * kPage, kPage), offset + 4 * kPage);
+
+  // A child sees what its parent saw; another process does not see what was withdrawn.
+  const auto child = ::fork();
+  if (child == 0) {
+    for (size_t i = 0; i < 8 * kPage; ++i) {
+      if (data[i] != std::byte{7}) ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  std::byte in_file{1};
+  ASSERT_EQ(::pread(segment->fd(), &in_file, 1, static_cast<off_t>(offset + kPage)), 1);
+  EXPECT_EQ(in_file, std::byte{0});
+}
+
 TEST(Segment, AddressesAgreeWithOffsetsModuloAHugePage) {
   auto segment = Segment::create("test", 3 * kPage);
   const auto second = segment->add_extent(5 * kPage);

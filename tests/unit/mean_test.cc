@@ -66,8 +66,9 @@ TEST(Mean, ATransportThatAveragesForFreeDoes) {
 }
 
 TEST(Mean, ATransportIsAskedAboutEachDtype) {
-  const Dtypes floats = {at::kFloat};
-  const Mean mean(2, 2, &floats, &is_in);
+  Mean::Dtypes floats;
+  floats.set(static_cast<size_t>(at::kFloat));
+  const Mean mean(2, 2, floats);
   EXPECT_EQ(who_divides(mean, at::kFloat), Divides::Within);
   EXPECT_EQ(who_divides(mean, at::kDouble), Divides::Before);
 }
