@@ -14,7 +14,7 @@ namespace lockstep::groups {
 
 std::string wanted_backend(const std::string& option) {
   const auto variable = option == "auto" ? base::env_string("LOCKSTEP_BACKEND") : std::nullopt;
-  const auto wanted = variable.value_or(option);
+  auto wanted = variable.value_or(option);
   std::string why;
   if (may_be_shm(wanted)) return wanted;
   if (wanted == "gloo") {

@@ -219,7 +219,8 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 }
 
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
-  if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(backend.get())) {
+  const c10d_backend& given = *backend;
+  if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(&given)) {
     auto endpoint = ours->endpoint();
     // Returns when all ranks are connected, which the control lane requires.
     Request barrier;
@@ -228,7 +229,7 @@ void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> b
     use_endpoint(group, std::move(endpoint));
     group.make_c10d = [backend] { return backend; };
     group.backend = "shm";
-  } else if (gloo::is_gloo(*backend)) {
+  } else if (gloo::is_gloo(given)) {
     use_backend<gloo::Transport>(group, std::move(backend));
     group.backend = "gloo";
   } else {

@@ -1,5 +1,5 @@
-// The interface of a store. lockstep's own (client.h) implements all of it; rendezvous/foreign_store.h adapts those
-// of LibTorch.
+// The interface of a store. lockstep's own (client.h) implements all of it; rendezvous/foreign_store.h adapts
+// those of LibTorch.
 //
 // Thread-safe. Throws TimeoutError when a deadline passes, PeerLostError when the store cannot be reached any
 // more.

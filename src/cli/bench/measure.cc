@@ -13,6 +13,8 @@
 
 #include "base/env.h"
 #include "cli/bench/exercise.h"
+#include "comm/generation.h"
+#include "comm/group.h"
 
 namespace lockstep::bench {
 
@@ -77,14 +79,19 @@ struct Contender {
   }
 };
 
+bool supplies_memory(const Member& member) {
+  return comm::generation_of(*member.group)->transport->supplies_memory();
+}
+
 class Bench {
  public:
   Bench(const Options& options, std::vector<Member> members)
       : options_(options), members_(std::move(members)) {
-    // The results are collected over Gloo, the baseline of all comparisons, if it is available.
+    // The results are collected over the baseline of all comparisons, which has no registered memory, if it
+    // is available.
     control_ = members_.front().group;
     for (const auto& member : members_) {
-      if (member.backend == "gloo") control_ = member.group;
+      if (!supplies_memory(member)) control_ = member.group;
     }
   }
 
@@ -155,7 +162,7 @@ class Bench {
 
   std::vector<std::string> memories_of(const Member& member, const RowPlan& plan) const {
     if (plan.collective == Collective::Barrier) return {"none"};
-    if (member.backend == "gloo") return {"plain"};
+    if (!supplies_memory(member)) return {"plain"};
     return options_.memories;
   }
 
