@@ -49,7 +49,9 @@ TEST_P(GenerationTest, TrainingGoesOnBitForBit) {
       train_step(stayed, stayed_adam, group, step);
       expect_same_parameters(moved, stayed);
       const void* now = moved.parameters().front().grad().data_ptr();
-      if (step > 0) EXPECT_EQ(now, memory) << "bucket memory belongs to the process";
+      if (step > 0) {
+        EXPECT_EQ(now, memory) << "bucket memory belongs to the process";
+      }
       memory = now;
     }
     moved.verify_replicas();

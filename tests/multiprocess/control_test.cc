@@ -32,7 +32,7 @@ class ControlTest : public ::testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, ControlTest, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& suite) { return suite.param; });
 
 struct Point {
   int32_t x = 0;

@@ -557,11 +557,11 @@ TEST(Mesh, DoesNotTalkToAnotherUsersSocket) {
     if (::setuid(65534) != 0) return 1;
     const std::string name = address["socket"];
     const base::Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    sockaddr_un there = {};
+    there.sun_family = AF_UNIX;
+    std::memcpy(there.sun_path + 1, name.data(), name.size());
     const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return 2;
+    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&there), length) != 0) return 2;
     if (::listen(socket.get(), 8) != 0) return 3;
     if (::write(ready[1], "x", 1) != 1) return 4;
     ::pause();
