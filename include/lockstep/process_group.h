@@ -129,7 +129,9 @@ class ProcessGroup {
   Work barrier_async();
 
   // Returns an uninitialised tensor in memory that this group reduces without copying, if its backend can;
-  // otherwise in ordinary memory. A forked child gets a private copy of it (docs/shm-layout.md).
+  // otherwise in ordinary memory. A forked child gets a private copy of it (docs/shm-layout.md). Use its
+  // parts in calls of one group at a time: when a group fails, the pages of its calls are withdrawn from all
+  // peers.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options);
   // Creates a group of some ranks of this group. Every rank of this group must call it with the same ranks,
   // in any order; it blocks until all have. As in PyTorch, the members are numbered in ascending order of
