@@ -107,7 +107,7 @@ Whereabouts find_late(const ProcessGroup::Impl& group, const std::string& call) 
 
 // The ranks that have ended, the first of them first. If there are none yet, waits up to `moment`: a closed
 // connection may be noticed before the end of its process.
-std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
+std::vector<int> look_for_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
   for (const auto deadline = base::Deadline::in(moment);;) {
     std::vector<int> ranks;
     for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
@@ -118,6 +118,16 @@ std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::millis
     if (!ranks.empty() || deadline.expired()) return ranks;
     if (!group.watch) std::this_thread::sleep_for(kBetweenGlances);
   }
+}
+
+// The same, but a rank that ended because of another one stands behind it.
+std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
+  auto ranks = look_for_ended(group, moment);
+  const auto blamed = group.store->blamed();
+  if (ranks.empty() || !blamed || *blamed == group.rank || *blamed >= group.world_size) return ranks;
+  std::erase(ranks, *blamed);
+  ranks.insert(ranks.begin(), *blamed);
+  return ranks;
 }
 
 // False if it deregistered before it ended, or if the store does not know.
@@ -200,6 +210,7 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
   } else if (!ended.empty()) {
     kind = "PeerLostError";
     culprits = {ended.front()};
+    group.store->blame(ended.front());
     text.evidence =
         fmt::format("{} has ended; the backend says: {}", group.ranks.at(ended.front()).describe(), message);
     text.hint = was_lost(group, ended.front()) ? base::kItEndedFirst : base::kItEndedFirstOrMadeFewerSteps;

@@ -24,9 +24,10 @@ constexpr size_t kLargeBytes = size_t{64} << 10;
 
 std::string key_of(uint64_t exchange, int rank) { return fmt::format("control/{}/{}", exchange, rank); }
 
-// The number of ranks that have read an exchange; a key that exists once all have.
-std::string read_key(uint64_t exchange) { return fmt::format("control/{}/read", exchange); }
-std::string done_key(uint64_t exchange) { return fmt::format("control/{}/done", exchange); }
+// Exists once the rank has read what all ranks wrote.
+std::string read_key(uint64_t exchange, int rank) {
+  return fmt::format("control/{}/read/{}", exchange, rank);
+}
 
 // The rank whose process may host the store.
 constexpr int kHost = 0;
@@ -91,12 +92,9 @@ std::vector<int> StoreControl::ended_ranks() const {
   return ranks;
 }
 
-std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, size_t own_bytes,
-                                                base::Deadline deadline) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < group_.world_size; ++rank) keys.push_back(key_of(number, rank));
-  const bool knows_of_failure = group_has_failed();
-  const auto give_up = [&] {
+std::function<void()> StoreControl::giving_up(const std::vector<std::string>& keys,
+                                              base::Deadline deadline) const {
+  return [this, &keys, deadline, knows_of_failure = group_has_failed()] {
     const auto failure = group_.store->failure();
     if (!knows_of_failure && failure && failure->rank != group_.rank) {
       throw std::runtime_error("the wait was given up");
@@ -108,6 +106,13 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
       }
     }
   };
+}
+
+std::vector<std::string> StoreControl::read_all(uint64_t number, const char* label, size_t own_bytes,
+                                                base::Deadline deadline) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < group_.world_size; ++rank) keys.push_back(key_of(number, rank));
+  const auto give_up = giving_up(keys, deadline);
   // Many large values do not fit into one answer of the store.
   const auto read = [&](base::Deadline until) {
     const auto store = group_.store->until(until);
@@ -142,20 +147,21 @@ void StoreControl::settle(uint64_t number, base::Deadline deadline) const {
     }
   };
   try_to([&] {
-    if (hosts) {
-      store->read({done_key(number)}, [&] {
-        if (!ended_ranks().empty() || group_.store->failure()) throw std::runtime_error("not all will read");
-      });
-    } else if (store->add(read_key(number), 1) == group_.world_size - 1) {
-      store->write(done_key(number), "");
+    if (!hosts) {
+      store->write(read_key(number, group_.rank), "");
+      return;
     }
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < group_.world_size; ++rank) {
+      keys.push_back(rank == kHost ? key_of(number, rank) : read_key(number, rank));
+    }
+    store->read(keys, giving_up(keys, deadline));
   });
   // All ranks have finished the exchange before.
   if (number == 0) return;
   try_to([&] {
     store->deleteKey(key_of(number - 1, group_.rank));
-    if (hosts) store->deleteKey(read_key(number - 1));
-    if (hosts) store->deleteKey(done_key(number - 1));
+    if (!hosts) store->deleteKey(read_key(number - 1, group_.rank));
   });
 }
 

@@ -38,6 +38,9 @@ class StoreControl final : public Control {
   void settle(uint64_t number, base::Deadline deadline) const;
   std::vector<std::string> read_all(uint64_t number, const char* label, size_t own_bytes,
                                     base::Deadline deadline);
+  // For a wait for one key of each rank, in the order of the ranks: throws if a key will not appear any more.
+  // Refers to `keys`.
+  std::function<void()> giving_up(const std::vector<std::string>& keys, base::Deadline deadline) const;
   std::vector<int> ended_ranks() const;
 
   ProcessGroup::Impl& group_;

@@ -1,6 +1,7 @@
 #include "rendezvous/key_store.h"
 
 #include <algorithm>
+#include <charconv>
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
@@ -13,6 +14,9 @@ namespace {
 
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+// Part of the topic under which KeyStore::blame reports.
+constexpr const char* kBlamed = "blamed";
 
 }  // namespace
 
@@ -141,6 +145,17 @@ std::optional<store::Failure> KeyStore::failure() const {
     failure->rank = static_cast<int>(found - members_.begin());
   }
   return failure;
+}
+
+void KeyStore::blame(int rank) noexcept { values_->fail(prefix_ + kBlamed, std::to_string(rank)); }
+
+std::optional<int> KeyStore::blamed() const {
+  const auto report = values_->failure(prefix_ + kBlamed);
+  if (!report) return std::nullopt;
+  int rank = 0;
+  const auto [end, error] =
+      std::from_chars(report->text.data(), report->text.data() + report->text.size(), rank);
+  return error == std::errc{} && rank >= 0 ? std::optional(rank) : std::nullopt;
 }
 
 std::vector<KeyStore::EndedRank> KeyStore::ended(store::Ending how) const {

@@ -62,6 +62,10 @@ class KeyStore final : public compat::Store {
   // Ends the group's work: notifies every rank of the group with this text. Does not block.
   void fail(const std::string& text) noexcept { values_->fail(prefix_, text); }
   std::optional<store::Failure> failure() const;  // with the rank in the group
+  // Ranks that end because another one did may be seen to end before it. So a rank reports which one it
+  // blames before it ends itself; the first report counts. `rank` is the rank in the group.
+  void blame(int rank) noexcept;
+  std::optional<int> blamed() const;
 
   // The ranks of the group that have ended in this way, in the order in which this became known.
   struct EndedRank {

@@ -40,8 +40,8 @@ constexpr const char* kVerdictKey = "verdict";
 void enter(KeyStore& store) { store.add("here", 1); }
 
 // Ends the meeting on all ranks with the same error. Rank 0, whose process may host the store, waits a moment
-// until all ranks that have arrived have read it.
-[[noreturn]] void give_up(KeyStore& meeting, int rank, const Error& why) {
+// until all ranks have read it that have arrived; after a mismatch, also those that are still on their way.
+[[noreturn]] void give_up(KeyStore& meeting, int rank, int world_size, const Error& why) {
   try {
     const auto deadline = base::Deadline::in(2s);
     const auto store = meeting.until(deadline);  // the deadline of the meeting may have passed
@@ -50,7 +50,14 @@ void enter(KeyStore& store) { store.add("here", 1); }
                    fmt::format("{}\n{}\n{}", why.kind(), fmt::join(why.culprits(), " "), why.what()));
     }
     store->add("gave_up", 1);
-    if (rank == 0) poll_until(deadline, [&] { return store->add("gave_up", 0) >= store->add("here", 0); });
+    const bool all_come = dynamic_cast<const MismatchError*>(&why) != nullptr;
+    if (rank == 0) {
+      poll_until(deadline, [&] {
+        const auto lost = static_cast<int64_t>(store->ended(store::Ending::Lost).size());
+        const auto expected = all_come ? world_size - lost : store->add("here", 0);
+        return store->add("gave_up", 0) >= expected;
+      });
+    }
   } catch (const Error& error) {
     base::log_debug("cannot notify the other ranks: {}", error.what());
   }
@@ -79,7 +86,7 @@ void claim(KeyStore& store, const RankFacts& mine) {
     if (text) first = decode_facts(*text).describe();
     return text.has_value();
   });
-  give_up(store, mine.rank,
+  give_up(store, mine.rank, mine.world_size,
           MismatchError(base::compose(
               {.what = fmt::format("two processes claim to be rank {} of {}", mine.rank, mine.world_size),
                .evidence = fmt::format("{} arrived first, then {}", first, mine.describe()),
@@ -153,7 +160,7 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
           missing);
     }
   } catch (const Error& error) {
-    give_up(store, rank, error);
+    give_up(store, rank, world_size, error);
   }
   std::vector<std::string> all;
   for (auto& said : seen) all.push_back(std::move(*said));

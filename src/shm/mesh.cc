@@ -167,6 +167,14 @@ class Mesh::Connector {
       return partners_[other].address && rendezvous::is_stopped(mesh_.peers_[other].facts.pid);
     });
   }
+  std::vector<int> ended() {
+    auto ranks = mesh_.ended_ranks();
+    for (int other = 0; other < world_size_; ++other) {
+      const bool new_one = std::find(ranks.begin(), ranks.end(), other) == ranks.end();
+      if (partners_[other].ended_before_connecting && new_one) ranks.push_back(other);
+    }
+    return ranks;
+  }
   std::string describe(const std::vector<int>& ranks) const {
     std::string text;
     for (const int rank : ranks) {
@@ -175,7 +183,7 @@ class Mesh::Connector {
     return text;
   }
 
-  [[noreturn]] void throw_lost(int other, const std::string& evidence) const {
+  [[noreturn]] void throw_lost(int other, const std::string& evidence) {
     const auto end = mesh_.describe_end(other);
     // If that rank gave up waiting for a stopped rank, the stopped rank is the cause.
     if (const auto culprits = stopped(); !culprits.empty()) {
@@ -187,12 +195,26 @@ class Mesh::Connector {
                                         .hint = "continue the stopped rank (kill -CONT) or end the job"}),
                          culprits);
     }
-    throw PeerLostError(base::compose({.what = fmt::format("{} was lost while the ranks were connecting",
-                                                           mesh_.peers_[other].facts.describe()),
-                                       .where = where_is(rank_, world_size_),
-                                       .evidence = end.empty() ? evidence : end,
-                                       .hint = "look at the output of that rank"}),
-                        {other});
+    // It may have given up because of another one; which of them was the first is not known.
+    std::vector<int> lost{other};
+    for (const int rank : ended()) {
+      if (rank != other) lost.push_back(rank);
+    }
+    std::string others;
+    for (size_t i = 1; i < lost.size(); ++i) {
+      const auto how = mesh_.describe_end(lost[i]);
+      others += fmt::format("; {} has ended, too{}{}", mesh_.peers_[lost[i]].facts.describe(),
+                            how.empty() ? "" : ": ", how);
+    }
+    throw PeerLostError(
+        base::compose({.what = fmt::format("{} was lost while the ranks were connecting",
+                                           mesh_.peers_[other].facts.describe()),
+                       .where = where_is(rank_, world_size_),
+                       .evidence = (end.empty() ? evidence : end) + others,
+                       .hint = lost.size() == 1
+                                   ? "look at the output of that rank"
+                                   : "look at the output of these ranks: one of them ended first"}),
+        lost);
   }
 
   void connect_to_lower_ranks() {
@@ -296,11 +318,7 @@ class Mesh::Connector {
   // A rank may end as soon as it has connected to all others; what it has sent is still in the sockets. So a
   // rank is reported as lost only if it had already ended in the previous pass.
   void look_for_ended_ranks() {
-    auto ended = mesh_.ended_ranks();
-    for (int other = 0; other < world_size_; ++other) {
-      if (partners_[other].ended_before_connecting) ended.push_back(other);
-    }
-    for (const int other : ended) {
+    for (const int other : ended()) {
       if (complete(other) && unknown().empty()) continue;
       if (!partners_[other].end_seen) {
         partners_[other].end_seen = skip_sleep_ = true;

@@ -127,9 +127,9 @@ class Client::Connection : public ClosedAfterFork {
     return found == failures_.end() ? std::nullopt : std::optional(found->second);
   }
 
-  void forget_failure(const std::string& topic) {
+  void forget_failures(const std::string& prefix) {
     const std::lock_guard lock(mutex_);
-    failures_.erase(topic);
+    std::erase_if(failures_, [&](const auto& failed) { return failed.first.starts_with(prefix); });
   }
 
   std::map<int, Ended> ended() const {
@@ -376,7 +376,7 @@ void Client::forget(const std::string& prefix, int holders) noexcept {
   connection_->notify([&](Writer& message) {
     message.number(static_cast<int64_t>(Ask::Forget)).text(prefix).number(holders);
   });
-  connection_->forget_failure(prefix);
+  connection_->forget_failures(prefix);
 }
 
 void Client::fail(const std::string& topic, const std::string& text) noexcept {

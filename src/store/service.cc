@@ -127,7 +127,9 @@ void Service::answer(Caller& caller, Reader& request) {
       const auto prefix = request.text();
       const auto holders = request.number();
       request.end();
-      if (table_.forget(prefix, holders)) failures_.erase(prefix);
+      if (table_.forget(prefix, holders)) {
+        std::erase_if(failures_, [&](const auto& failed) { return failed.first.starts_with(prefix); });
+      }
       return;
     }
     case Ask::Fail: {
