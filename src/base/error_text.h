@@ -20,6 +20,9 @@ std::string compose(const ErrorText& text);
 // "Connection refused (errno 111)"
 std::string errno_text(int error_number);
 
+// In place of a message, for what was thrown and has none.
+inline constexpr const char* kNoMessage = "an exception that is not a std::exception";
+
 // Throws the error class that `kind` names (Error::kind()), or Error for an unknown name. Rethrows in this
 // process an error that another process has sent as text.
 [[noreturn]] void throw_kind(std::string_view kind, const std::string& message,

@@ -180,7 +180,7 @@ void report_waiting(ProcessGroup::Impl& group, const std::string& call) {
 }
 
 void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_t number) {
-  std::string message = "an unknown exception";
+  std::string message = base::kNoMessage;
   try {
     throw;
   } catch (const Error&) {

@@ -49,7 +49,7 @@ void throw_failure(ProcessGroup::Impl& group) {
   } catch (const std::exception& error) {
     remember(group, {"Error", Purpose::before(error.what()), {}});
   } catch (...) {
-    remember(group, {"Error", Purpose::before("an unknown exception"), {}});
+    remember(group, {"Error", Purpose::before(base::kNoMessage), {}});
   }
   throw_first_error(group);
 }

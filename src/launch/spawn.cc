@@ -75,7 +75,7 @@ bool run_body(int rank, const std::function<void(int)>& body) {
     note = {type_name(typeid(error)), error.what()};
   } catch (...) {
     const auto* type = abi::__cxa_current_exception_type();
-    note = {type != nullptr ? type_name(*type) : "unknown", "an exception that is not a std::exception"};
+    note = {type != nullptr ? type_name(*type) : "unknown", base::kNoMessage};
   }
   // The parent rethrows the error of the rank that is the cause. Without a note, print the error here.
   if (!base::write_note(note)) fmt::print(stderr, "[rank {}] {}: {}\n", rank, note.kind, note.message);

@@ -8,6 +8,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "shm/pages.h"
 
 namespace lockstep::shm {
 

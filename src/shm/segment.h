@@ -37,9 +37,6 @@
 
 namespace lockstep::shm {
 
-size_t page_bytes();  // of this system
-inline constexpr size_t kHugePageBytes = size_t{2} << 20;
-
 inline constexpr uint32_t kLayoutVersion = 3;
 
 class Segment {

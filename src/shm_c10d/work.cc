@@ -132,7 +132,7 @@ void Work::run_callbacks() noexcept {
   } catch (const std::exception& error) {
     why = error.what();
   } catch (...) {
-    why = "something that is not a std::exception";
+    why = base::kNoMessage;
   }
   endpoint_->fail(
       "Error", base::compose({.what = fmt::format("a callback of {} threw", info_.title),

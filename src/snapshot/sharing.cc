@@ -32,7 +32,7 @@ Failure failure_of(const std::function<void()>& task) {
   } catch (const std::exception& error) {
     return {"Error", error.what()};
   } catch (...) {
-    return {"Error", "something that is no std::exception was thrown"};
+    return {"Error", base::kNoMessage};
   }
 }
 

@@ -17,6 +17,7 @@
 #include <lockstep/error.h>
 
 #include "base/fd.h"
+#include "shm/pages.h"
 
 namespace lockstep::shm::arena_test {
 namespace {

@@ -19,6 +19,8 @@
 
 #include <lockstep/error.h>
 
+#include "shm/pages.h"
+
 namespace lockstep::shm {
 namespace {
 
