@@ -78,9 +78,9 @@ std::optional<Note> decode_note(std::string_view bytes) {
 }
 
 bool write_note(const Note& note) noexcept {
-  // Never destroyed, because other threads may fail while the process exits.
-  static auto& first = *new First;
   try {
+    // Never destroyed, because other threads may fail while the process exits.
+    static auto& first = *new First;
     const auto fd = env_int("LOCKSTEP_NOTE_FD", 3, 1 << 20);
     struct stat status {};
     // A grandchild may inherit the variable while its descriptor of that number is another file.

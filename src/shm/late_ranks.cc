@@ -84,7 +84,7 @@ std::vector<int> absent_ranks(const Board& board, uint64_t number) {
 }
 
 std::vector<int> late_ranks(const Board& board, const Call& call) {
-  const auto unfinished = other_ranks_where(
+  auto unfinished = other_ranks_where(
       board, [&](int rank) { return board.read(&RankWords::finished, rank) <= call.number; });
   // A rank that only has to read can do so as soon as all ranks have arrived.
   if (call.stage != Stage::Running) return unfinished;
