@@ -185,7 +185,7 @@ struct DistributedSampler::Impl {
 DistributedSampler::DistributedSampler(size_t dataset_size, std::shared_ptr<ProcessGroup> group,
                                        SamplerOptions options)
     : DistributedSampler(dataset_size, checked(group).world_size(), checked(group).rank(), options) {
-  impl_->group = std::move(group);
+  impl_->group = group;
 }
 
 DistributedSampler::DistributedSampler(size_t dataset_size, int num_replicas, int rank,
