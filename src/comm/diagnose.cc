@@ -105,24 +105,9 @@ Whereabouts find_late(const ProcessGroup::Impl& group, const std::string& call) 
   return {text + elsewhere, absent};
 }
 
-// The ranks that have ended, the first of them first. If there are none yet, waits up to `moment`: a closed
-// connection may be noticed before the end of its process.
-std::vector<int> look_for_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
-  for (const auto deadline = base::Deadline::in(moment);;) {
-    std::vector<int> ranks;
-    for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
-    for (const auto& left : group.store->ended(store::Ending::Left)) ranks.push_back(left.rank);
-    // LibTorch's stores do not report ranks that end, but processes on this machine can be watched directly.
-    if (ranks.empty() && group.watch)
-      ranks = group.watch->gone(std::min(deadline.remaining(), kBetweenGlances));
-    if (!ranks.empty() || deadline.expired()) return ranks;
-    if (!group.watch) std::this_thread::sleep_for(kBetweenGlances);
-  }
-}
-
-// The same, but a rank that ended because of another one stands behind it.
+// The first one caused the end of the others, as far as is known.
 std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
-  auto ranks = look_for_ended(group, moment);
+  auto ranks = ended_ranks(group, moment);
   const auto blamed = group.store->blamed();
   if (ranks.empty() || !blamed || *blamed == group.rank || *blamed >= group.world_size) return ranks;
   std::erase(ranks, *blamed);
@@ -169,6 +154,19 @@ bool is_hopeless(const ProcessGroup::Impl& group) {
   if (!lost.empty() && base::Deadline::Clock::now() - lost.front().since >= kLastWords) return true;
   const auto failure = group.store->failure();
   return failure && failure->rank != group.rank;
+}
+
+std::vector<int> ended_ranks(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
+  for (const auto deadline = base::Deadline::in(moment);;) {
+    std::vector<int> ranks;
+    for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
+    for (const auto& left : group.store->ended(store::Ending::Left)) ranks.push_back(left.rank);
+    // LibTorch's stores do not report ranks that end, but processes on this machine can be watched directly.
+    if (ranks.empty() && group.watch)
+      ranks = group.watch->gone(std::min(deadline.remaining(), kBetweenGlances));
+    if (!ranks.empty() || deadline.expired()) return ranks;
+    if (!group.watch) std::this_thread::sleep_for(kBetweenGlances);
+  }
 }
 
 void report_waiting(ProcessGroup::Impl& group, const std::string& call) {

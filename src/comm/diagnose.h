@@ -2,8 +2,10 @@
 // of a c10d backend, which are a line of text, and waits for a key of the store.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "comm/group.h"
 
@@ -12,6 +14,10 @@ namespace lockstep::comm {
 // Whether a call in progress can no longer complete: a rank of the group has failed, or has ended long enough
 // ago that everything it had sent would have arrived.
 bool is_hopeless(const ProcessGroup::Impl& group);
+
+// The ranks of the group that have ended, those that were lost first. If there are none yet, waits up to
+// `moment`: a closed connection may be noticed before the end of its process.
+std::vector<int> ended_ranks(const ProcessGroup::Impl& group, std::chrono::milliseconds moment = {});
 
 // Publishes in the store that this rank has been waiting in `call` for a while, so that the other ranks can
 // report it if they time out. Returns within half a second; does not throw.

@@ -81,17 +81,6 @@ std::vector<std::string> StoreControl::exchange_bytes(const char* label, std::st
   }
 }
 
-// Those whose keys will not appear any more. A store of LibTorch's tells of nobody; the processes of this
-// machine can be seen all the same.
-std::vector<int> StoreControl::ended_ranks() const {
-  std::vector<int> ranks;
-  for (const auto how : {store::Ending::Lost, store::Ending::Left}) {
-    for (const auto& ended : group_.store->ended(how)) ranks.push_back(ended.rank);
-  }
-  if (ranks.empty() && group_.watch) ranks = group_.watch->gone(0ms);
-  return ranks;
-}
-
 std::function<void()> StoreControl::giving_up(const std::vector<std::string>& keys,
                                               base::Deadline deadline) const {
   return [this, &keys, deadline, knows_of_failure = group_has_failed()] {
@@ -99,7 +88,7 @@ std::function<void()> StoreControl::giving_up(const std::vector<std::string>& ke
     if (!knows_of_failure && failure && failure->rank != group_.rank) {
       throw std::runtime_error("the wait was given up");
     }
-    for (const int rank : ended_ranks()) {
+    for (const int rank : ended_ranks(group_)) {
       // What a rank wrote before it ended is there.
       if (!group_.store->until(deadline)->check({keys[rank]})) {
         throw std::runtime_error("Connection closed by peer");
@@ -134,8 +123,8 @@ std::vector<std::string> StoreControl::read_all(uint64_t number, const char* lab
   }
 }
 
-// This rank has what it wants: what goes wrong here is no failure of the exchange. The host may end as soon
-// as the last word has reached it, before that word is answered.
+// This rank has read everything, so an error here is not a failure of the exchange. The host may end before
+// it has answered the last rank.
 void StoreControl::settle(uint64_t number, base::Deadline deadline) const {
   const auto store = group_.store->until(deadline);
   const bool hosts = group_.rank == kHost;

@@ -41,7 +41,6 @@ class StoreControl final : public Control {
   // For a wait for one key of each rank, in the order of the ranks: throws if a key will not appear any more.
   // Refers to `keys`.
   std::function<void()> giving_up(const std::vector<std::string>& keys, base::Deadline deadline) const;
-  std::vector<int> ended_ranks() const;
 
   ProcessGroup::Impl& group_;
   const std::function<uint64_t()> data_calls_;

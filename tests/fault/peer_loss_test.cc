@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 
 #include "base/deadline.h"
+#include "comm/generation.h"
+#include "comm/group.h"
 #include "rendezvous/identity.h"
 #include "rendezvous/meet.h"
 #include "rendezvous/open_store.h"
@@ -281,6 +283,27 @@ INSTANTIATE_TEST_SUITE_P(Init, RankZero,
                                   (std::get<1>(param.param) == SIGKILL ? "_Killed" : "_Stopped") +
                                   std::to_string(std::get<2>(param.param));
                          });
+
+// Ranks 1 and 2 end in the same moment, rank 2 because of rank 1: whichever end is noticed first, rank 1 is
+// named.
+TEST(PeerLossInDetail, ARankThatEndedBecauseOfAnotherIsNotNamed) {
+  const auto outcomes =
+      start_ranks(3,
+                  [](int rank) {
+                    const auto group = init_process_group({.backend = "gloo", .timeout = 20s});
+                    group->barrier();
+                    if (rank == 1)
+                      std::this_thread::sleep_for(2s);  // its end would be noticed later than that of rank 2
+                    if (rank == 2) {
+                      comm::generation_of(*group)->store->blame(1);
+                      ::raise(SIGKILL);
+                    }
+                    if (rank == 0) group->all_reduce(at::ones({10}));
+                  },
+                  {.deadline = 30s});
+  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("PeerLostError: "), HasSubstr("rank 1 (pid")))
+      << outcomes[0].describe();
+}
 
 // The store is in rank 0's memory.
 TEST(PeerLossInDetail, AGroupThatIsGoneLeavesNothingInTheStore) {

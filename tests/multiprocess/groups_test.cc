@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
@@ -116,6 +117,8 @@ TEST_P(Groups, BadMembersAreRefused) {
 TEST_P(Groups, DifferentMembersAreAMismatch) {
   run_ranks(3, backend(), [](ProcessGroup& group) {
     const auto members = group.rank() == 2 ? std::vector<int>{0, 1, 2} : std::vector<int>{0, 1};
+    // By now, ranks 0 and 2 know of the mismatch; rank 0 hosts the store.
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     const auto message = message_of<MismatchError>([&] { group.new_group(members); });
     EXPECT_THAT(message, HasSubstr("[0, 1, 2]"));
     EXPECT_THAT(message, HasSubstr("[0, 1]"));
