@@ -142,8 +142,7 @@ void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement)
        .where = where(group, disagreement.number),
        .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
                                group.ranks.at(disagreement.rank).describe(), disagreement.there),
-       .hint =
-           "all ranks must make the same calls in the same order, with tensors of the same size and type"})));
+       .hint = base::kSameCalls})));
   end_group(group, error);
   throw error;
 }
@@ -218,9 +217,7 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
     culprits = late.culprits;
     text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}",
                                 group.timeout.count() / 1000.0, late.text, message);
-    text.hint =
-        "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A "
-        "slow but healthy job needs a longer InitOptions::timeout";
+    text.hint = base::kLate;
   } else if (closed) {
     kind = "PeerLostError";
     text.evidence = fmt::format("a peer closed its connection{}; the backend says: {}",

@@ -46,7 +46,6 @@ bool Tracker::begin(const Forward& forward, const std::shared_ptr<void>& alive) 
 Settled Tracker::settle(size_t parameter, bool takes_part) {
   auto& known = parameters_[parameter];
   known.settled = true;
-  known.bystander = !takes_part;
   return {parameter, takes_part};
 }
 
@@ -121,7 +120,7 @@ void Tracker::clear(bool synchronised) {
   for (auto& known : parameters_) {
     known.arrived = 0;
     if (!synchronised) continue;
-    known.used = known.settled = known.bystander = false;
+    known.used = known.settled = false;
   }
 }
 

@@ -132,7 +132,6 @@ class Tracker {
     int arrived = 0;      // in this pass
     bool used = false;    // got a gradient since the last synchronised pass
     bool settled = false;
-    bool bystander = false;
   };
   Settled settle(size_t parameter, bool takes_part);
   void clear(bool synchronised);

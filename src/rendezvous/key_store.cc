@@ -7,6 +7,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/hints.h"
 
 namespace lockstep::rendezvous {
 
@@ -69,7 +70,7 @@ void KeyStore::refuse_if_lost(const std::string& key) const {
   if (lost.empty()) return;
   throw PeerLostError(base::compose({.what = fmt::format("rank {} has ended", lost.front().rank),
                                      .evidence = fmt::format("this rank asked the store for \"{}\"", key),
-                                     .hint = "look at the output of that rank: it ended first"}),
+                                     .hint = base::kItEndedFirst}),
                       {lost.front().rank});
 }
 

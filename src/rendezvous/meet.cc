@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/hints.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "base/rank_list.h"
@@ -117,7 +118,7 @@ void check_backends(const RankFacts& mine, const RankFacts& other) {
       base::compose({.what = fmt::format("rank {} ended before all ranks had met", other),
                      .where = fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name()),
                      .evidence = fmt::format("missing: rank {}", other),
-                     .hint = "look at the output of that rank: it ended first"}),
+                     .hint = base::kItEndedFirst}),
       {other});
 }
 

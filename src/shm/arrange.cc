@@ -66,12 +66,10 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
   const auto& request = call.request;
   const bool personal = pattern_of(request.kind).personal;
   bool all_registered = true;
-  bool any_large = false;
   size_t largest_staged = 0;
   for (int rank = 0; rank < board.world_size(); ++rank) {
     const auto& words = board.call(rank, call.number).call;
     if (words.where != Where::Registered) all_registered = false;
-    if (words.where == Where::Registered || words.where == Where::Staged) any_large = true;
     if (words.where == Where::Registered) call.reads_registered = true;
     // An all-reduce overwrites its input, so a rank cannot read another one's registered memory at any time.
     // The bytes are staged, unless one rank reads and writes the whole chunk (Algorithm::Claims).
@@ -81,7 +79,7 @@ void begin(Board& board, Call& call, uint64_t& next_round) {
     call.stagers.push_back(rank);
     largest_staged = std::max<size_t>(largest_staged, words.largest);
   }
-  if (request.kind == Kind::AllReduce && any_large && all_registered) {
+  if (request.kind == Kind::AllReduce && all_registered) {
     call.algorithm = Algorithm::Claims;
     call.stagers.clear();
     return;

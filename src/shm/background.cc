@@ -87,7 +87,7 @@ void Endpoint::run_background(Lock& lock) {
   for (;;) {
     notify(lock);
     if (!conclude(lock)) return;
-    if (idle() && retired_) {
+    if (idle() && owners_ == 0) {
       has_background_ = false;
       return;
     }
@@ -105,7 +105,7 @@ void Endpoint::run_background(Lock& lock) {
       ++pauses;
     } else {
       background_idle_ = true;
-      background_wakeup_.wait(lock, [&] { return !idle() || retired_ || !to_conclude_.empty(); });
+      background_wakeup_.wait(lock, [&] { return !idle() || owners_ == 0 || !to_conclude_.empty(); });
       background_idle_ = false;
       pause = short_pause;
       pauses = 0;

@@ -2,29 +2,21 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <set>
-#include <unistd.h>
-
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <lockstep/error.h>
 
-#include "base/env.h"
 #include "base/error_text.h"
+#include "base/hints.h"
 #include "shm/all_reduce.h"
 #include "shm/arrange.h"
 #include "shm/bell.h"
 #include "shm/exchange.h"
 #include "shm/mismatch.h"
-#include "shm/process_memory.h"
 #include "shm/started.h"
 
 namespace lockstep::shm {
 
 namespace {
-
-using namespace std::chrono_literals;
 
 // Attempts to advance between two reads of the clock, with the lock held: a few microseconds.
 constexpr int kTriesPerClockRead = 64;
@@ -149,7 +141,6 @@ void Endpoint::retire() {
   if (segment_->inherited()) return;
   const Lock lock(mutex_);
   if (--owners_ > 0) return;
-  retired_ = true;
   cancelled_ = idle();  // with operations under way, connecting continues
   background_wakeup_.notify_all();
 }
@@ -170,14 +161,12 @@ bool Endpoint::progress(Effort effort) {
     }
     return moved;
   } catch (const Disagreement& disagreement) {
-    set_failure(
-        "MismatchError",
-        base::compose({.what = "the ranks do not make the same call",
-                       .where = where(disagreement.in_message ? nullptr : first_),
-                       .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
-                                               name_of(disagreement.rank), disagreement.there),
-                       .hint = "all ranks must make the same calls in the same order, with tensors of the "
-                               "same size and type"}));
+    set_failure("MismatchError",
+                base::compose({.what = "the ranks do not make the same call",
+                               .where = where(disagreement.in_message ? nullptr : first_),
+                               .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
+                                                       name_of(disagreement.rank), disagreement.there),
+                               .hint = base::kSameCalls}));
   } catch (const FailedPeer& failed) {
     adopt_failure(failed.rank, board_->words(failed.rank));
   } catch (const Error& error) {

@@ -91,8 +91,8 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   // Fails this lane with this error, on all ranks.
   void fail(const std::string& kind, const std::string& text) noexcept;
 
-  // An endpoint may have several owners; each calls retire() once. After the last one, no operation may be
-  // started. Those under way continue.
+  // An endpoint may have several owners; each calls retire() once. Without an owner, no operation may be
+  // started; those under way continue.
   void add_owner();
   void retire();
 
@@ -201,7 +201,6 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   bool has_background_ = false;
   bool background_idle_ = false;  // sleeps until it is notified
   int owners_ = 1;
-  bool retired_ = false;
   std::condition_variable background_wakeup_;
   std::shared_ptr<Endpoint> control_lane_;  // of the data lane, once requested
 };

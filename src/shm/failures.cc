@@ -22,13 +22,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr const char* kLateHint =
-    "look at what the absent ranks are doing; all ranks must make the same calls in the same order. A slow "
-    "but healthy job needs a longer InitOptions::timeout";
-
-constexpr const char* kSameCallsHint =
-    "all ranks must make the same calls in the same order, with tensors of the same size and type";
-
 // A closed connection does not wake a sleeping thread, so it checks by itself this often.
 constexpr auto kCheckInterval = 20ms;
 
@@ -123,7 +116,7 @@ void Endpoint::check_other_lane() {
                              "this rank is in {}, {} in {}", description_of(call), name_of(rank),
                              slot.call.number.load() == call.issued_in_other_lane + 1 ? describe(slot)
                                                                                       : "another call"),
-                         .hint = kSameCallsHint}));
+                         .hint = base::kSameCalls}));
       return;
     }
     if (lane_ == Lane::Control && there.failure.present.load() != 0) {
@@ -142,7 +135,7 @@ void Endpoint::adopt_failure(int rank, const RankWords& words) {
                   base::compose({.what = fmt::format("{} failed", description_of(*first_)),
                                  .where = where(first_),
                                  .evidence = "Timed out, on another rank first" + blocking,
-                                 .hint = kLateHint}),
+                                 .hint = base::kLate}),
                   blocking_ranks(*first_));
       return;
     }
@@ -226,7 +219,7 @@ void Endpoint::look_for_timeouts() {
                 base::compose({.what = fmt::format("{} failed", description_of(*call)),
                                .where = where(call),
                                .evidence = fmt::format("Timed out after {:.1f} s{}", seconds(*call), state),
-                               .hint = kLateHint}),
+                               .hint = base::kLate}),
                 board_ ? blocking_ranks(*call) : std::vector<int>{});
     return;
   }
@@ -245,7 +238,7 @@ void Endpoint::look_for_timeouts() {
         base::compose({.what = fmt::format("{} failed", message->describe()),
                        .where = where(nullptr),
                        .evidence = fmt::format("Timed out after {:.1f} s; {}", seconds(*message), state),
-                       .hint = kLateHint}),
+                       .hint = base::kLate}),
         board_ && message->peer != kAnyRank ? std::vector<int>{message->peer} : std::vector<int>{});
     return;
   }

@@ -164,7 +164,10 @@ class Mesh::Connector {
   // case, because it hosts the store.
   std::vector<int> stopped() const {
     return ranks_where([&](int other) {
-      return partners_[other].address && rendezvous::is_stopped(mesh_.peers_[other].facts.pid);
+      const auto& facts = mesh_.peers_[other].facts;
+      // In another pid namespace, the pid is that of another process here.
+      return partners_[other].address && facts.pid_namespace == mesh_.peers_[rank_].facts.pid_namespace &&
+             rendezvous::is_stopped(facts.pid);
     });
   }
   std::vector<int> ended() {
@@ -197,13 +200,12 @@ class Mesh::Connector {
     }
     // It may have given up because of another one; which of them was the first is not known.
     std::vector<int> lost{other};
-    for (const int rank : ended()) {
-      if (rank != other) lost.push_back(rank);
-    }
     std::string others;
-    for (size_t i = 1; i < lost.size(); ++i) {
-      const auto how = mesh_.describe_end(lost[i]);
-      others += fmt::format("; {} has ended, too{}{}", mesh_.peers_[lost[i]].facts.describe(),
+    for (const int rank : ended()) {
+      const auto how = mesh_.describe_end(rank);
+      if (rank == other || how == kExitedNormally) continue;
+      lost.push_back(rank);
+      others += fmt::format("; {} has ended, too{}{}", mesh_.peers_[rank].facts.describe(),
                             how.empty() ? "" : ": ", how);
     }
     throw PeerLostError(

@@ -8,8 +8,6 @@
 
 namespace lockstep::shm {
 
-class Board;
-
 // "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0"; in the control lane, the label of the
 // exchange.
 std::string describe(const CallSlot& slot);

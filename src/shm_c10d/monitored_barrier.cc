@@ -48,6 +48,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
                                    "waiting for send/recv from rank 0. {}",
                                    rank_, error.what()));
     }
+    if (!call.error) throw;  // the group had failed before, and the call was not made
     // If a rank has ended, the barrier fails at once. Ranks that arrive later are still visible.
     while (wait_all_ranks && !endpoint_->absent(call.number).empty() &&
            shm::Endpoint::Clock::now() < deadline) {
