@@ -1,7 +1,7 @@
 # lockstep_module(NAME base SOURCES a.cc … [DEPENDS other …] [LIBRARIES fmt::fmt …])
 #
 # One folder of src/ as one target, lockstep_<name>. Its headers are reached as "<name>/file.h", and only by
-# targets that depend on it: the include path of a target holds a link to each folder it may use and nothing else,
+# targets that depend on it, directly or not: the include path of a target holds a link to each of these folders,
 # so that an include against the direction drawn in CONTRIBUTING.md does not compile.
 function(lockstep_module)
   cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})

@@ -108,8 +108,9 @@ Whereabouts find_late(const ProcessGroup::Impl& group, const std::string& call) 
 // The first one caused the end of the others, as far as is known.
 std::vector<int> find_ended(const ProcessGroup::Impl& group, std::chrono::milliseconds moment) {
   auto ranks = ended_ranks(group, moment);
+  if (ranks.empty()) return ranks;
   const auto blamed = group.store->blamed();
-  if (ranks.empty() || !blamed || *blamed == group.rank || *blamed >= group.world_size) return ranks;
+  if (!blamed || *blamed == group.rank || *blamed >= group.world_size) return ranks;
   std::erase(ranks, *blamed);
   ranks.insert(ranks.begin(), *blamed);
   return ranks;
@@ -160,11 +161,11 @@ std::vector<int> ended_ranks(const ProcessGroup::Impl& group, std::chrono::milli
     std::vector<int> ranks;
     for (const auto& lost : group.store->ended(store::Ending::Lost)) ranks.push_back(lost.rank);
     for (const auto& left : group.store->ended(store::Ending::Left)) ranks.push_back(left.rank);
-    // LibTorch's stores do not report ranks that end, but processes on this machine can be watched directly.
-    if (ranks.empty() && group.watch)
-      ranks = group.watch->gone(std::min(deadline.remaining(), kBetweenGlances));
-    if (!ranks.empty() || deadline.expired()) return ranks;
-    if (!group.watch) std::this_thread::sleep_for(kBetweenGlances);
+    if (!ranks.empty()) return ranks;
+    // Last, because processes are seen to end in no particular order. LibTorch's stores do not report ranks
+    // that end.
+    if (deadline.expired()) return group.watch ? group.watch->gone(0ms) : ranks;
+    std::this_thread::sleep_for(std::min(deadline.remaining(), kBetweenGlances));
   }
 }
 

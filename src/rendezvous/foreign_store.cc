@@ -30,17 +30,21 @@ ForeignStore::ForeignStore(c10::intrusive_ptr<c10d::Store> store, int rank)
 template <class Call>
 auto ForeignStore::within(Deadline deadline, Call call) const {
   const auto where = [&] { return fmt::format("rank {}, host {}", rank_, base::host_name()); };
-  auto answer = base::run_aside([store = store_, call = std::move(call)]() mutable { return call(*store); });
-  // At least this long for one answer: a deadline that has passed says nothing about the store.
-  const auto patience = std::max<std::chrono::milliseconds>(deadline.remaining(), 1s);
-  // A store that has not answered once is not used again: its connection still waits for that answer.
-  if (stuck_ || answer.wait_for(patience) != std::future_status::ready) {
-    stuck_ = true;
+  const auto throw_timeout = [&] {
     throw TimeoutError(base::compose(
         {.what = "the store where the ranks meet does not answer",
          .where = where(),
          .evidence = fmt::format("within {:.1f} s", static_cast<double>(deadline.budget().count()) / 1000.0),
          .hint = "look at the process that hosts it: rank 0, or the launcher's agent"}));
+  };
+  // A store that has not answered once is not used again: its connection still waits for that answer.
+  if (stuck_) throw_timeout();
+  auto answer = base::run_aside([store = store_, call = std::move(call)]() mutable { return call(*store); });
+  // At least this long for one answer: a deadline that has passed says nothing about the store.
+  const auto patience = std::max<std::chrono::milliseconds>(deadline.remaining(), 1s);
+  if (answer.wait_for(patience) != std::future_status::ready) {
+    stuck_ = true;
+    throw_timeout();
   }
   try {
     return answer.get();

@@ -1,11 +1,12 @@
 #include "rendezvous/key_store.h"
 
 #include <algorithm>
-#include <charconv>
+#include <climits>
 #include <fmt/format.h>
 
 #include <lockstep/error.h>
 
+#include "base/env.h"
 #include "base/error_text.h"
 #include "base/hints.h"
 
@@ -153,10 +154,8 @@ void KeyStore::blame(int rank) noexcept { values_->fail(prefix_ + kBlamed, std::
 std::optional<int> KeyStore::blamed() const {
   const auto report = values_->failure(prefix_ + kBlamed);
   if (!report) return std::nullopt;
-  int rank = 0;
-  const auto [end, error] =
-      std::from_chars(report->text.data(), report->text.data() + report->text.size(), rank);
-  return error == std::errc{} && rank >= 0 ? std::optional(rank) : std::nullopt;
+  const auto rank = base::parse_int(report->text);
+  return rank && *rank >= 0 && *rank <= INT_MAX ? std::optional(static_cast<int>(*rank)) : std::nullopt;
 }
 
 std::vector<KeyStore::EndedRank> KeyStore::ended(store::Ending how) const {

@@ -129,7 +129,7 @@ class Client::Connection : public ClosedAfterFork {
 
   void forget_failures(const std::string& prefix) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(failures_, [&](const auto& failed) { return failed.first.starts_with(prefix); });
+    std::erase_if(failures_, [&](const auto& failed) { return is_topic_of(prefix, failed.first); });
   }
 
   std::map<int, Ended> ended() const {

@@ -24,6 +24,11 @@ struct Ended {
   base::Deadline::Clock::time_point since;
 };
 
+// Whether the topic belongs to the group whose keys have this prefix, and not to a group below it.
+inline bool is_topic_of(const std::string& prefix, const std::string& topic) {
+  return topic.starts_with(prefix) && topic.find('/', prefix.size()) == std::string::npos;
+}
+
 // A rank's declaration that a topic (a group of ranks) has failed.
 struct Failure {
   int rank = 0;

@@ -128,7 +128,7 @@ void Service::answer(Caller& caller, Reader& request) {
       const auto holders = request.number();
       request.end();
       if (table_.forget(prefix, holders)) {
-        std::erase_if(failures_, [&](const auto& failed) { return failed.first.starts_with(prefix); });
+        std::erase_if(failures_, [&](const auto& failed) { return is_topic_of(prefix, failed.first); });
       }
       return;
     }
