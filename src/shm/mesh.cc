@@ -187,6 +187,8 @@ class Mesh::Connector {
   }
 
   [[noreturn]] void throw_lost(int other, const std::string& evidence) {
+    // A rank that ended before it published its address is known to the store only, which then throws.
+    read_addresses(world_size_);
     const auto end = mesh_.describe_end(other);
     // If that rank gave up waiting for a stopped rank, the stopped rank is the cause.
     if (const auto culprits = stopped(); !culprits.empty()) {
