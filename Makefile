@@ -4,12 +4,15 @@
 #   make demo          train on Fashion-MNIST with one process and with two, and compare (demo.html)
 #   make test          build everything and run all tests
 #   make install       install lockstep below PREFIX (/usr/local)
+#   make install-python  install the Python package (docs/python.md) for /usr/bin/python3
 #   make format lint   clang-format in place; clang-tidy
 #   make help          print this list and all other commands
 
 PRESET ?= release
 BUILD := build/$(PRESET)
 PREFIX ?= /usr/local
+PYTHON ?= /usr/bin/python3
+PYTHON_DIR ?=
 CMAKE_FLAGS ?=
 BENCH_FLAGS ?=
 FUZZ_SECONDS ?= 600
@@ -17,8 +20,8 @@ FUZZ_TARGETS ?=
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup configure build demo test install format format-check lint clean test-asan test-tsan test-slurm \
-  test-fresh check-compilers fuzz bench bench-heap
+.PHONY: help setup configure build demo test install install-python format format-check lint clean test-asan \
+  test-tsan test-slurm test-fresh check-compilers fuzz bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -29,7 +32,7 @@ help:
 	@echo "  make test-fresh    run README's two commands on a minimal Debian 12, as root, container and user (root)"
 	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
 	@echo "  make fuzz          fuzz the readers of files and messages with libFuzzer (FUZZ_SECONDS=600 per target)"
-	@echo "  make bench         compare with PyTorch and Open MPI, with a report (bench/results; an hour and a half)"
+	@echo "  make bench         compare with PyTorch and Open MPI, with a report (bench/results; less than two hours)"
 	@echo "  make bench-heap    measure the effect of the heap settings (docs/tuning.md)"
 	@echo "  make clean         remove build/"
 	@echo
@@ -93,7 +96,7 @@ bench-heap: configure
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_heap
 	@$(BUILD)/bench/heap/bench_heap
 
-# Compares lockstep with its peers, in an hour and a half. BENCH_FLAGS: see bench/run --help. A peer that cannot be
+# Compares lockstep with its peers, in less than two hours. BENCH_FLAGS: see bench/run --help. A peer that cannot be
 # installed is left out, and the report says so.
 bench: configure
 	@scripts/setup bench
@@ -104,6 +107,16 @@ bench: configure
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX) --strip # $(BUILD) keeps the debug information for stack traces
+
+# PYTHON_DIR: the folder for the package; default: where PYTHON looks for packages (scripts/python-package). CMake runs
+# again to find what has been installed since the first time.
+install-python:
+	@scripts/setup build python
+	@$(MAKE) --no-print-directory configure
+	@cmake $(BUILD) >/dev/null
+	@scripts/python-package check $(BUILD)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target lockstep_python_package
+	@PYTHON='$(PYTHON)' scripts/python-package install $(BUILD) '$(PREFIX)' '$(PYTHON_DIR)'
 
 format:
 	@scripts/setup lint

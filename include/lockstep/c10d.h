@@ -22,15 +22,20 @@ class Store;
 
 namespace lockstep {
 
-// Returns lockstep's engine of this name ("shm") as a c10d backend. Every rank from 0 to world_size - 1 must
-// call it, with a store that all of them share and that contains no keys of another group (use a
-// PrefixStore). Does not wait for the other ranks, so ranks may be processes, threads, or several in one
-// thread. A call on the backend starts when all ranks have connected. It throws TimeoutError if that takes
-// longer than `timeout`, which is also the timeout of every call without its own. Throws UsageError for a
-// name that this build does not have.
+// Returns a c10d backend. Every rank from 0 to world_size - 1 must call it, with a store that all of them
+// share and that contains no keys of another group (use a PrefixStore). `timeout` is the timeout of every
+// call without its own.
+//   "shm"   lockstep's engine. Does not wait for the other ranks, so ranks may be processes, threads, or
+//           several in one thread. A call on the backend starts when all ranks have connected, and throws
+//           TimeoutError if that takes longer than `timeout`. With `connected`, blocks like the others.
+//   "auto"  the engine if all ranks can share memory, otherwise LibTorch's Gloo. Blocks until all ranks have
+//           called it and are connected. The environment variable LOCKSTEP_BACKEND overrides the choice.
+//   "gloo"  LibTorch's Gloo, over the network interface that leads to the other ranks. Blocks likewise.
+// Throws UsageError for a name that this build does not have.
 c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
                                                    c10::intrusive_ptr<c10d::Store> store, int rank,
-                                                   int world_size, std::chrono::milliseconds timeout);
+                                                   int world_size, std::chrono::milliseconds timeout,
+                                                   bool connected = false);
 
 class ProcessGroup;
 // Returns a group that uses a c10d backend of any origin, for DistributedDataParallel and everything else.

@@ -25,6 +25,8 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_PROGRESS", "thread with spare CPUs, else inline",
          "what drives collectives that nobody waits for: a thread of their own (thread), or the backward "
          "pass as it runs (inline)"},
+    Knob{"LOCKSTEP_RELOCATE", "on",
+         "large tensors that are reduced again and again are moved into shared memory, at their addresses"},
     Knob{"LOCKSTEP_TOKEN", "lockstep run creates one for a job on one machine",
          "the secret that admits a process to its job; at least 16 characters", true},
     Knob{"LOCKSTEP_TOKEN_FILE", "none", "a file that contains the token; only its owner may have access"},

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <thread>
 
-#include <c10/util/Exception.h>
-
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
@@ -16,6 +14,7 @@
 #include "base/log.h"
 #include "comm/failure.h"
 #include "comm/purpose.h"
+#include "compat/message_of.h"
 
 namespace lockstep::comm {
 
@@ -37,13 +36,6 @@ std::string where(const ProcessGroup::Impl& group, uint64_t number) {
   return fmt::format("rank {}/{}, host {}, {}, {}backend {}", group.rank, group.world_size,
                      group.ranks.at(group.rank).host, group.name,
                      number == 0 ? "" : fmt::format("collective #{}, ", number), group.backend);
-}
-
-// c10d's exceptions append a C++ stack trace to the message; readers of the error do not need it.
-std::string message_of(const std::exception& error) {
-  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
-    return torch_error->what_without_backtrace();
-  return error.what();
 }
 
 bool mentions(const std::string& message, std::initializer_list<const char*> words) {
@@ -186,7 +178,7 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
   } catch (const Disagreement& disagreement) {
     throw_mismatch(group, disagreement);
   } catch (const std::exception& error) {
-    message = message_of(error);
+    message = compat::message_of(error);
   } catch (...) {
   }
   refuse_if_failed(group);  // if so, the wait was given up because of that failure

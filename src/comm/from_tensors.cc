@@ -42,6 +42,14 @@ Request request_of(Kind kind, const at::Tensor& tensor, uint64_t count) {
   return request;
 }
 
+// Small tensors are copied anyway.
+constexpr size_t kWorthMoving = size_t{256} << 10;
+
+c10::intrusive_ptr<c10::StorageImpl> storage_of(const at::Tensor& tensor) {
+  if (tensor.nbytes() < kWorthMoving) return {};
+  return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+}
+
 }  // namespace
 
 Request all_reduce_of(const at::Tensor& tensor, ReduceOp op) {
@@ -49,6 +57,7 @@ Request all_reduce_of(const at::Tensor& tensor, ReduceOp op) {
   request.op = op;
   request.give.push_back(piece_of(tensor));
   request.take.push_back(piece_of(tensor));
+  request.storage = storage_of(tensor);
   return request;
 }
 
@@ -56,6 +65,7 @@ Request broadcast_of(const at::Tensor& tensor, int root, int rank) {
   auto request = request_of(Kind::Broadcast, tensor, tensor.numel());
   request.root = root;
   (rank == root ? request.give : request.take).push_back(piece_of(tensor));
+  if (rank == root) request.storage = storage_of(tensor);
   return request;
 }
 
@@ -65,6 +75,7 @@ Request reduce_of(const at::Tensor& tensor, ReduceOp op, int root, int rank) {
   request.root = root;
   request.give.push_back(piece_of(tensor));
   if (rank == root) request.take.push_back(piece_of(tensor));
+  request.storage = storage_of(tensor);
   return request;
 }
 
@@ -72,6 +83,7 @@ Request all_gather_of(at::ArrayRef<at::Tensor> outputs, const at::Tensor& input,
   auto request = request_of(Kind::AllGather, input, input.numel());
   request.give.push_back(piece_of(input));
   request.take = outputs.size() == 1 ? slices_of(outputs[0], world_size) : pieces_of(outputs);
+  request.storage = storage_of(input);
   return request;
 }
 
@@ -80,6 +92,7 @@ Request gather_of(const Tensors& outputs, const at::Tensor& input, int root) {
   request.root = root;
   request.give.push_back(piece_of(input));
   request.take = pieces_of(outputs);
+  request.storage = storage_of(input);
   return request;
 }
 
@@ -98,6 +111,7 @@ Request reduce_scatter_of(const at::Tensor& output, at::ArrayRef<at::Tensor> inp
   request.op = op;
   request.give = inputs.size() == 1 ? slices_of(inputs[0], world_size) : pieces_of(inputs);
   request.give_is_contiguous = inputs.size() == 1;
+  if (request.give_is_contiguous) request.storage = storage_of(inputs[0]);
   request.take.push_back(piece_of(output));
   return request;
 }
@@ -115,6 +129,7 @@ Request all_to_all_of(const at::Tensor& output, const at::Tensor& input,
   auto request = request_of(Kind::AllToAll, input, 0);
   request.give = slices_of(input, input_counts);
   request.take = slices_of(output, output_counts);
+  request.storage = storage_of(input);
   return request;
 }
 

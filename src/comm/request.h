@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <lockstep/process_group.h>
@@ -68,6 +69,15 @@ struct Piece {
 };
 using Pieces = c10::SmallVector<Piece, 4>;
 
+// What both contain; of zero bytes if that is nothing.
+inline Piece common(Piece a, Piece b) {
+  auto* const from = a.data > b.data ? a.data : b.data;
+  auto* const a_end = a.data + a.bytes;
+  auto* const b_end = b.data + b.bytes;
+  auto* const to = a_end < b_end ? a_end : b_end;
+  return {from, from < to ? static_cast<size_t>(to - from) : 0};
+}
+
 inline constexpr int kNoRoot = -1;
 inline constexpr int kAnyRank = -1;
 
@@ -92,6 +102,8 @@ struct Request {
   // The pieces of `give` are adjacent in memory.
   bool give_is_contiguous = true;
   std::chrono::milliseconds timeout{0};  // 0: the group's
+  // The owner of what this rank gives, if that is one large tensor. A transport may move its memory.
+  c10::intrusive_ptr<c10::StorageImpl> storage;
   // Owners of the pieces' memory, for a call that outlives the scope of its caller.
   std::vector<at::Tensor> keep;
 

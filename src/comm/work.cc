@@ -26,6 +26,7 @@ void Work::wait() {
   }
   state.finish = nullptr;
   state.request.keep.clear();
+  state.request.storage.reset();
 }
 
 bool Work::is_done() const { return !state_ || state_->waited || state_->is_done(); }

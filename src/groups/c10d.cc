@@ -5,7 +5,9 @@
 #include <lockstep/error.h>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "base/error_text.h"
+#include "base/net.h"
 #include "comm/group.h"
 #include "groups/make_group.h"
 #include "rendezvous/foreign_store.h"
@@ -14,13 +16,52 @@
 
 namespace lockstep {
 
+namespace {
+
+rendezvous::KeyStorePtr keys_of(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                std::chrono::milliseconds timeout, const char* prefix) {
+  return c10::make_intrusive<rendezvous::KeyStore>(
+      std::make_shared<rendezvous::ForeignStore>(std::move(store), rank), prefix, timeout);
+}
+
+std::shared_ptr<shm::Endpoint> make_endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                                             std::chrono::milliseconds timeout) {
+  return std::make_shared<shm::Endpoint>(std::move(store), rank, world_size, timeout, "c10d group");
+}
+
+// The ranks meet: to learn whether they can share memory, and where Gloo finds them.
+c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                                             std::chrono::milliseconds timeout, const std::string& name) {
+  const auto deadline = base::Deadline::in(timeout);
+  const auto keys = keys_of(store, rank, timeout, "lockstep-backend");
+  auto mine = rendezvous::facts_of_this_process(rank, world_size);
+  mine.backend = groups::wanted_backend(name);
+  if (const auto master = base::env_string("MASTER_ADDR")) {
+    mine.address = base::address_towards(
+        *master, static_cast<uint16_t>(base::env_int("MASTER_PORT", 1, 65535).value_or(1)));
+  }
+  if (groups::may_be_shm(mine.backend)) mine.no_shm = groups::why_no_shm();
+  const auto ranks = rendezvous::meet(*keys, mine, deadline);
+  const auto backend = groups::choose_backend(mine.backend, ranks);
+  if (backend == "shm") {
+    auto endpoint = make_endpoint(std::move(store), rank, world_size, timeout);
+    // At once: later, a thread of the user that waits in the store may hold the lock of LibTorch's client.
+    endpoint->connect();
+    return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint));
+  }
+  return groups::make_gloo_backend(keys->for_backend(deadline), rank, ranks, timeout);
+}
+
+}  // namespace
+
 c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
                                                    c10::intrusive_ptr<c10d::Store> store, int rank,
-                                                   int world_size, std::chrono::milliseconds timeout) {
-  if (name != "shm") {
+                                                   int world_size, std::chrono::milliseconds timeout,
+                                                   bool connected) {
+  if (name != "shm" && name != "auto" && name != "gloo") {
     throw UsageError(
         base::compose({.what = fmt::format("there is no c10d backend \"{}\" in this build", name),
-                       .evidence = "available: shm",
+                       .evidence = "available: auto, gloo, shm",
                        .hint = "create LibTorch's own backends with LibTorch"}));
   }
   if (!store || timeout <= std::chrono::milliseconds(0)) {
@@ -28,7 +69,8 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
                                     .evidence = store ? "the timeout is not positive" : "there is no store",
                                     .hint = "pass a store that all ranks share, and a positive timeout"}));
   }
-  auto endpoint = std::make_shared<shm::Endpoint>(std::move(store), rank, world_size, timeout, "c10d group");
+  if (connected || name != "shm") return make_agreed(std::move(store), rank, world_size, timeout, name);
+  auto endpoint = make_endpoint(std::move(store), rank, world_size, timeout);
   endpoint->connect_in_background();
   return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint));
 }
@@ -47,8 +89,7 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->rank = backend->getRank();
   impl->world_size = backend->getSize();
   impl->timeout = timeout;
-  const auto keys = c10::make_intrusive<rendezvous::KeyStore>(
-      std::make_shared<rendezvous::ForeignStore>(std::move(store), impl->rank), "lockstep", timeout);
+  const auto keys = keys_of(std::move(store), impl->rank, timeout, "lockstep");
   impl->ranks =
       rendezvous::meet(*keys, rendezvous::facts_of_this_process(impl->rank, impl->world_size), deadline);
   impl->placement = rendezvous::placement_of(impl->rank, impl->ranks);

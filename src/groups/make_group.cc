@@ -218,6 +218,12 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
   return group;
 }
 
+c10::intrusive_ptr<c10d_backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                   const std::vector<RankFacts>& ranks,
+                                                   std::chrono::milliseconds timeout) {
+  return gloo::make_gloo(store, rank, static_cast<int>(ranks.size()), timeout, own_address(rank, ranks));
+}
+
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   const c10d_backend& given = *backend;
   if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(&given)) {

@@ -43,6 +43,12 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 // it.
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend);
 
+// LibTorch's Gloo between these ranks, at the addresses at which they reach each other. All of them must call
+// it; it blocks until they are connected. Throws Gloo's exceptions.
+c10::intrusive_ptr<c10d_backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                   const std::vector<rendezvous::RankFacts>& ranks,
+                                                   std::chrono::milliseconds timeout);
+
 c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group);
 
 }  // namespace lockstep::groups

@@ -9,6 +9,7 @@
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "compat/message_of.h"
 
 namespace lockstep::rendezvous {
 
@@ -51,7 +52,7 @@ auto ForeignStore::within(Deadline deadline, Call call) const {
   } catch (const std::exception& error) {
     throw PeerLostError(base::compose({.what = "the store where the ranks meet is gone",
                                        .where = where(),
-                                       .evidence = error.what(),
+                                       .evidence = compat::message_of(error),
                                        .hint = "look at the output of the process that hosts it"}));
   }
 }

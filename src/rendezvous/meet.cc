@@ -154,7 +154,7 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
                                                  base::describe_ranks(missing), world_size - missing.size(),
                                                  world_size),
                          .hint = "look at the output of the missing ranks; a slow start needs a longer "
-                                 "InitOptions::timeout"}),
+                                 "timeout"}),
           missing);
     }
   } catch (const Error& error) {

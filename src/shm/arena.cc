@@ -35,6 +35,17 @@ Arena::Arena(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
 }
 
 Arena::Block Arena::allocate(size_t bytes) {
+  // Large blocks do not share pages with others, so that their pages can be returned.
+  const size_t unit = bytes >= kPageAlignedFrom ? page_bytes() : kSmallAlignment;
+  return allocate(bytes, unit, {bytes >= kHugePageBytes ? kHugePageBytes : unit});
+}
+
+Arena::Block Arena::allocate_for_alias(const std::byte* address, size_t bytes) {
+  return allocate(bytes, page_bytes(),
+                  {kHugePageBytes, reinterpret_cast<uintptr_t>(address) % kHugePageBytes});
+}
+
+Arena::Block Arena::allocate(size_t bytes, size_t unit, Start start) {
   if (segment_->inherited()) {
     throw UsageError(
         base::compose({.what = "a forked process cannot allocate shared memory in the groups of its parent",
@@ -44,21 +55,17 @@ Arena::Block Arena::allocate(size_t bytes) {
     throw SystemError(base::compose({.what = fmt::format("cannot allocate {} bytes of shared memory", bytes),
                                      .evidence = base::errno_text(ENOMEM)}));
   }
-  // Large blocks do not share pages with others, so that their pages can be returned.
-  const size_t unit = bytes >= kPageAlignedFrom ? page_bytes() : kSmallAlignment;
-  const size_t rounded = round_up(std::max<size_t>(bytes, 1), unit);
-  const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : unit;
-  const auto range = reserve(rounded, alignment);
+  const auto range = reserve(round_up(std::max<size_t>(bytes, 1), unit), start);
   if (range.bytes <= kHugePagesUpTo) segment_->prefer_huge_pages(range.offset, range.bytes);
   return {.offset = range.offset, .data = segment_->at(range.offset, range.bytes), .bytes = bytes};
 }
 
-Arena::Range Arena::reserve(size_t bytes, size_t alignment) {
+Arena::Range Arena::reserve(size_t bytes, Start start) {
   const std::lock_guard lock(mutex_);
-  auto range = take_free(bytes, alignment);
+  auto range = take_free(bytes, start);
   if (!range) {
-    grow(bytes, alignment);
-    range = take_free(bytes, alignment);
+    grow(bytes, start.alignment);
+    range = take_free(bytes, start);
   }
   used_.emplace(range->offset, range->bytes);
   in_use_ += range->bytes;
@@ -98,12 +105,13 @@ size_t Arena::bytes_in_use() const {
 }
 
 // Takes the smallest free range that fits.
-std::optional<Arena::Range> Arena::take_free(size_t bytes, size_t alignment) {
+std::optional<Arena::Range> Arena::take_free(size_t bytes, Start wanted) {
   for (auto candidate = free_by_size_.lower_bound({bytes, 0}); candidate != free_by_size_.end();
        ++candidate) {
     const auto [length, offset] = *candidate;
-    const uint64_t start = round_up(offset, alignment);
-    const size_t skipped = start - offset;
+    const size_t skipped =
+        (wanted.remainder + wanted.alignment - offset % wanted.alignment) % wanted.alignment;
+    const uint64_t start = offset + skipped;
     if (skipped > length - bytes) continue;
     erase_free(free_.find(offset));
     if (skipped > 0) insert_free({offset, skipped});

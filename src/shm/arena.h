@@ -37,6 +37,9 @@ class Arena {
   // contents are undefined. A block of zero bytes has its own address. Throws SystemError if the segment
   // cannot grow.
   Block allocate(size_t bytes);
+  // Whole pages for an alias at `address`, which is aligned to a page: if the block has room for huge pages,
+  // they are huge pages at both addresses.
+  Block allocate_for_alias(const std::byte* address, size_t bytes);
   // `offset` as returned by allocate(); anything else is a UsageError. Does nothing in a forked child,
   // because the block belongs to the parent.
   void free(uint64_t offset);
@@ -52,8 +55,13 @@ class Arena {
  private:
   using Range = Segment::Range;
 
-  Range reserve(size_t bytes, size_t alignment);
-  std::optional<Range> take_free(size_t bytes, size_t alignment);
+  // A block starts at `remainder` modulo `alignment`.
+  struct Start {
+    size_t alignment, remainder = 0;
+  };
+  Block allocate(size_t bytes, size_t unit, Start start);
+  Range reserve(size_t bytes, Start start);
+  std::optional<Range> take_free(size_t bytes, Start start);
   void grow(size_t bytes, size_t alignment);
   void insert_free(Range range);
   void erase_free(std::map<uint64_t, size_t>::iterator range);

@@ -31,7 +31,7 @@ void check_calls(const Board& board, const Call& call) {
 
 }  // namespace
 
-Where expose(Board& board, const Call& call, CallSlot& slot) {
+Where expose(Board& board, Relocated& relocated, Call& call, CallSlot& slot) {
   const auto& request = call.request;
   slot.call.bytes = slot.call.largest = slot.call.offset = 0;
   if (!is_giver(request, board.rank())) return Where::Nowhere;
@@ -54,6 +54,11 @@ Where expose(Board& board, const Call& call, CallSlot& slot) {
   }
   if (request.give_is_contiguous) {
     if (const auto offset = board.memory(board.rank()).offset_of(request.give[0].data, slot.call.bytes)) {
+      slot.call.offset = *offset;
+      return Where::Registered;
+    }
+    if (const auto offset = relocated.enter(given(request))) {
+      call.relocated = true;
       slot.call.offset = *offset;
       return Where::Registered;
     }

@@ -6,11 +6,12 @@
 
 #include "shm/board.h"
 #include "shm/call.h"
+#include "shm/relocated.h"
 
 namespace lockstep::shm {
 
 // Before arrival: chooses where this rank's bytes for the call are. Copies small ones into the call slot.
-Where expose(Board& board, const Call& call, CallSlot& slot);
+Where expose(Board& board, Relocated& relocated, Call& call, CallSlot& slot);
 
 // When all ranks have arrived: chooses the algorithm and the rounds. `next_round` is the group's number of
 // rounds so far; it is raised by the same number on all ranks. Throws Disagreement if the calls differ.

@@ -60,6 +60,13 @@ void Endpoint::ensure_background() {
   }
 }
 
+void Endpoint::stop_relying_on_polls() {
+  if (segment_->inherited()) return;
+  unseen_waits_.store(true);
+  // Without the lock, the thread may miss it, and then wakes after its pause.
+  background_wakeup_.notify_all();
+}
+
 // Runs user code, which may take any time and may wait for other operations of this group. So another
 // background thread is started first if there is anything to advance. Returns false if that one continues
 // instead of this thread.
@@ -79,9 +86,9 @@ bool Endpoint::conclude(Lock& lock) {
 }
 
 void Endpoint::run_background(Lock& lock) {
-  const std::chrono::microseconds short_pause = inline_progress_ ? kInlinePause : kShortPause;
-  const std::chrono::microseconds long_pause = inline_progress_ ? kInlinePause : kLongPause;
-  auto pause = short_pause;
+  // If futures wake the thread, it does not look for operations.
+  const auto most_pauses = [&] { return unseen_waits_.load() ? 0 : kPausesBeforeIdle; };
+  std::chrono::microseconds pause = kShortPause;
   int pauses = 0;
   uint64_t seen = 0;
   for (;;) {
@@ -91,23 +98,23 @@ void Endpoint::run_background(Lock& lock) {
       has_background_ = false;
       return;
     }
-    if (!idle() && waiting_ == 0 && inline_progress_ && polls_ != seen) {
+    if (!idle() && waiting_ == 0 && left_to_pollers() && polls_ != seen) {
       seen = polls_;
       background_wakeup_.wait_for(lock, kInlinePause);
     } else if (!idle() && waiting_ == 0) {
-      pause = short_pause;
+      pause = kShortPause;
       if (progress()) continue;
       sleep(lock);
       pauses = 0;
-    } else if (pauses < kPausesBeforeIdle || !idle()) {
-      background_wakeup_.wait_for(lock, pause);
-      pause = std::min(2 * pause, long_pause);
+    } else if (!idle() || pauses < most_pauses()) {
+      background_wakeup_.wait_for(lock, inline_progress_ ? kInlinePause : pause);
+      pause = std::min<std::chrono::microseconds>(2 * pause, kLongPause);
       ++pauses;
     } else {
       background_idle_ = true;
       background_wakeup_.wait(lock, [&] { return !idle() || owners_ == 0 || !to_conclude_.empty(); });
       background_idle_ = false;
-      pause = short_pause;
+      pause = kShortPause;
       pauses = 0;
     }
   }

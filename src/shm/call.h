@@ -63,6 +63,7 @@ struct Call : Operation {
   bool knows_of_failure = false;
   Stage stage = Stage::Queued;
   Algorithm algorithm = Algorithm::Exchange;
+  bool relocated = false;            // what this rank gives was moved into registered memory (relocated.h)
   bool exposed = false;              // other ranks read this rank's registered memory
   bool reads_registered = false;     // the call accesses registered memory, which a failed owner withdraws
   c10::SmallVector<int, 8> stagers;  // ranks that send their bytes through staging slots
@@ -75,5 +76,13 @@ struct Call : Operation {
 
   Call* next = nullptr;  // in the endpoint's queue
 };
+
+// All that this rank gives, if that is contiguous.
+inline Piece given(const Request& request) {
+  const auto& pieces = request.give;
+  if (pieces.empty()) return {};
+  return {pieces.front().data,
+          static_cast<size_t>(pieces.back().data + pieces.back().bytes - pieces.front().data)};
+}
 
 }  // namespace lockstep::shm

@@ -12,7 +12,6 @@
 #include "base/error_text.h"
 #include "shm/bell.h"
 #include "shm/endpoint.h"
-#include "shm/process_memory.h"
 #include "tuning/topology.h"
 
 namespace lockstep::shm {
@@ -62,13 +61,18 @@ int checked_world_size(int rank, int world_size) {
 
 Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                    std::chrono::milliseconds timeout, std::string group)
+    : Endpoint(std::move(store), rank, world_size, timeout, std::move(group), process_memory()) {}
+
+Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                   std::chrono::milliseconds timeout, std::string group, const ProcessMemory& memory)
     : rank_(rank),
       world_size_(checked_world_size(rank, world_size)),
       timeout_(timeout),
       group_(std::move(group)),
       lane_(Lane::Data),
       segment_(Segment::create("lockstep-" + std::to_string(rank), first_extent_bytes(world_size))),
-      memory_(process_memory()),
+      memory_(memory.arena),
+      relocated_(memory.relocated),
       messages_arena_(std::make_shared<Arena>(segment_)),
       mine_(words_in(*segment_, lane_, world_size)),
       mine_in_other_lane_(words_in(*segment_, other(lane_), world_size)),
@@ -83,6 +87,7 @@ Endpoint::Endpoint(const Endpoint& data, Lane lane)
       lane_(lane),
       segment_(data.segment_),
       memory_(data.memory_),
+      relocated_(data.relocated_),
       mine_(words_in(*segment_, lane_, world_size_)),
       mine_in_other_lane_(words_in(*segment_, other(lane_), world_size_)),
       mesh_(data.mesh_) {}

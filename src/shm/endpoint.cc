@@ -22,6 +22,15 @@ namespace {
 constexpr int kTriesPerClockRead = 64;
 constexpr int kTriesWithoutPause = 3;  // the first ones, for words that are just being written
 
+bool any_overlaps(const comm::Pieces& some, const comm::Pieces& others) {
+  for (const auto& a : some) {
+    for (const auto& b : others) {
+      if (comm::common(a, b).bytes > 0) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 // ---- Starting
@@ -30,7 +39,22 @@ void Endpoint::throw_if_failed() const {
   if (failure_) std::rethrow_exception(failure_->error);
 }
 
+// Moving a tensor copies it, so nothing may be writing to it: a call that was started before, and whose Work
+// nobody has waited for yet.
+void Endpoint::notice(const Call& call) {
+  const auto piece = given(call.request);
+  for (const auto* earlier = first_; earlier != nullptr; earlier = earlier->next) {
+    if (earlier->prepare) return;  // its tensors are not known yet
+    if (any_overlaps(earlier->request.take, {piece})) return;
+  }
+  relocated_->notice(call.request.storage, piece);
+}
+
 void Endpoint::enqueue(Call& call) {
+  if (call.request.storage) {
+    notice(call);
+    call.request.storage.reset();  // it would keep the memory as long as the caller keeps the Work
+  }
   // Written under the lock only, so an atomic addition is not needed.
   call.number = next_number_.load(std::memory_order_relaxed);
   next_number_.store(call.number + 1, std::memory_order_relaxed);
@@ -177,6 +201,22 @@ bool Endpoint::progress(Effort effort) {
   return true;
 }
 
+// Other ranks read and write what this rank gives, from its arrival on. So it must not be what an earlier
+// call has still to write; nor may this call write what others have still to read. Such calls are under way
+// together only if nobody has waited for the first one.
+bool Endpoint::must_wait_for_earlier(const Call& call) const {
+  const auto conflicts = [&](const Call& earlier) {
+    return any_overlaps(earlier.request.take, call.request.give) ||
+           any_overlaps(earlier.request.take, call.request.take) ||
+           any_overlaps(earlier.request.give, call.request.take);
+  };
+  for (const auto* earlier = first_; earlier != &call; earlier = earlier->next) {
+    if (conflicts(*earlier)) return true;
+  }
+  return std::any_of(exposed_.begin(), exposed_.end(),
+                     [&](const Call* earlier) { return conflicts(*earlier); });
+}
+
 bool Endpoint::arrive() {
   bool moved = false;
   while (to_arrive_ != nullptr) {
@@ -186,15 +226,17 @@ bool Endpoint::arrive() {
     if (call.prepare) {
       if (&call != first_) return moved;
       call.request = call.prepare();
+      call.request.storage.reset();
       call.prepare = nullptr;
     }
+    if (must_wait_for_earlier(call)) return moved;
     // The slot can be reused when all ranks have finished the call that used it before.
     if (call.number - all_finished_ >= kCallsInFlight) {
       all_finished_ = board_->least(&RankWords::finished);
       if (call.number - all_finished_ >= kCallsInFlight) return moved;
     }
     auto& slot = board_->call(rank_, call.number);
-    slot.call.where = expose(*board_, call, slot);
+    slot.call.where = expose(*board_, *relocated_, call, slot);
     slot.call.count = call.request.count;
     slot.call.root = call.request.root;
     slot.call.kind = static_cast<uint8_t>(call.request.kind);
@@ -259,7 +301,7 @@ bool Endpoint::run_calls(Effort effort) {
     if (call.exposed) {
       exposed_.push_back(&call);
     } else {
-      complete(call);
+      complete_call(call);
     }
   }
   return moved;
@@ -269,7 +311,7 @@ bool Endpoint::release_exposed() {
   const auto before = exposed_.size();
   std::erase_if(exposed_, [&](Call* call) {
     if (!board_->all_reached(&RankWords::finished, call->number + 1)) return false;
-    complete(*call);
+    complete_call(*call);
     return true;
   });
   return exposed_.size() != before;
@@ -285,6 +327,11 @@ void Endpoint::complete(Operation& operation, std::exception_ptr error) {
   ring(mine_.bell);  // another thread of this rank may be sleeping until it is complete
 }
 
+void Endpoint::complete_call(Call& call, std::exception_ptr error) {
+  if (call.relocated) relocated_->leave(given(call.request), !error && call.algorithm == Algorithm::Claims);
+  complete(call, std::move(error));
+}
+
 void Endpoint::notify(Lock& lock) {
   while (!to_notify_.empty()) {
     const auto owners = std::exchange(to_notify_, {});
@@ -298,6 +345,7 @@ void Endpoint::defer(Completion& completion) {
   const Lock lock(mutex_);
   to_conclude_.push_back(&completion);
   ensure_background();
+  background_wakeup_.notify_all();
 }
 
 // ---- Waiting

@@ -30,11 +30,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/transport.h"
-#include "shm/arena.h"
 #include "shm/board.h"
 #include "shm/call.h"
 #include "shm/mesh.h"
 #include "shm/messages.h"
+#include "shm/process_memory.h"
 
 namespace lockstep::shm {
 
@@ -85,6 +85,10 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   // Advances the operations without waiting. True if this one is complete.
   bool poll(const Operation& operation);
 
+  // From now on, operations are not left to threads that poll: some thread waits in a way that the endpoint
+  // does not see. Does not block.
+  void stop_relying_on_polls();
+
   // Makes the background thread call conclude().
   void defer(Completion& completion);
 
@@ -108,12 +112,15 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   };
   using Lock = std::unique_lock<std::mutex>;
 
+  Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::chrono::milliseconds timeout,
+           std::string group, const ProcessMemory& memory);
   Endpoint(const Endpoint& data, Lane lane);
   void throw_if_forked() const;
 
   // All functions below: with the lock held.
   void open();
   void enqueue(Call& call);
+  void notice(const Call& call);
   void add(Message& message);
   void throw_if_failed() const;
   bool idle() const { return first_ == nullptr && exposed_.empty() && no_messages(); }
@@ -126,6 +133,8 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   bool run_calls(Effort effort);
   bool release_exposed();
   void complete(Operation& operation, std::exception_ptr error = nullptr);
+  void complete_call(Call& call, std::exception_ptr error = nullptr);
+  bool must_wait_for_earlier(const Call& call) const;
 
   WaitResult wait(Lock& lock, Operation& operation, std::optional<Clock::time_point> until);
   // Notifies the owners of complete operations. Releases the lock meanwhile.
@@ -134,6 +143,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   // The background thread (background.cc).
   void ensure_background();
   void run_background(Lock& lock);
+  bool left_to_pollers() const { return inline_progress_ && !unseen_waits_.load(); }
   bool conclude(Lock& lock);
 
   // Failures (failures.cc). sleep() returns when another rank has published something, or after a short time,
@@ -164,6 +174,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   const Lane lane_;
   const std::shared_ptr<Segment> segment_;
   const std::shared_ptr<Arena> memory_;          // this process's memory
+  const std::shared_ptr<Relocated> relocated_;   // in it
   const std::shared_ptr<Arena> messages_arena_;  // in this rank's segment; null in the control lane
   RankWords& mine_;                              // this rank's words in this lane
   const RankWords& mine_in_other_lane_;
@@ -198,6 +209,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   int waiting_ = 0;               // threads in wait()
   uint64_t polls_ = 0;            // calls of start() and poll()
   bool inline_progress_ = false;  // operations are left to threads that poll
+  std::atomic<bool> unseen_waits_{false};
   bool has_background_ = false;
   bool background_idle_ = false;  // sleeps until it is notified
   int owners_ = 1;

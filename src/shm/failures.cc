@@ -252,12 +252,12 @@ void Endpoint::set_failure(const std::string& kind, const std::string& text,
   if (board_) publish_failure();
   if (board_) withdraw_writable_memory();
   for (auto* operation : std::exchange(received_, {})) complete(*operation);
-  for (auto* call : exposed_) complete(*call, failure_->error);
+  for (auto* call : exposed_) complete_call(*call, failure_->error);
   exposed_.clear();
   while (first_ != nullptr) {
     auto* call = first_;
     first_ = call->next;
-    complete(*call, failure_->error);
+    complete_call(*call, failure_->error);
   }
   last_ = to_arrive_ = nullptr;
   for (auto* message : std::exchange(waiting_messages_, {})) complete(*message, failure_->error);

@@ -412,7 +412,11 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
                   {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }
 
-Mesh::~Mesh() = default;
+Mesh::~Mesh() {
+  // In a forked child, LibTorch's TCPStore must not be destroyed: its destructor would stop the server of the
+  // parent, through a pipe that both have.
+  if (peers_[rank_].segment->inherited()) new c10::intrusive_ptr<c10d::Store>(store_);
+}
 
 void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) {
   if (!listener_) throw UsageError("a mesh can be connected only once");

@@ -79,6 +79,10 @@ void copy_pages(std::byte* data, size_t bytes) {
   }
 }
 
+void populate_pages(std::byte* data, size_t bytes) {
+  [[maybe_unused]] const int ignored = ::madvise(data, bytes, kPopulateWrite);
+}
+
 void collapse_pages(std::byte* data, size_t bytes) {
   // MADV_COLLAPSE needs at least one small page in each huge page.
   for (size_t begun = 0; begun < bytes; begun += kHugePageBytes) {

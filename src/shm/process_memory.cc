@@ -10,30 +10,43 @@ namespace {
 // Never destroyed, because tensors in static objects may outlive it.
 struct Owner {
   std::mutex mutex;
-  std::shared_ptr<Arena> arena;
+  ProcessMemory memory;
 
   static Owner& instance() {
     static auto& owner = *make();
     return owner;
   }
 
-  // A child that is forked while another thread holds the lock must not inherit a locked mutex.
   static Owner* make() {
-    ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                     [] { instance().mutex.unlock(); });
+    Segment::watch_forks();
+    ::pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(); },
+                     [] { instance().after_fork(); });
     return new Owner;
+  }
+
+  // A child must not inherit a locked mutex.
+  void before_fork() {
+    mutex.lock();
+    if (memory.relocated) memory.relocated->before_fork();
+  }
+  void after_fork() {
+    if (memory.relocated) memory.relocated->after_fork();
+    mutex.unlock();
   }
 };
 
 }  // namespace
 
-std::shared_ptr<Arena> process_memory() {
+ProcessMemory process_memory() {
   auto& owner = Owner::instance();
   const std::lock_guard lock(owner.mutex);
-  if (!owner.arena || owner.arena->segment().inherited()) {
-    owner.arena = std::make_shared<Arena>(Segment::create("lockstep-memory", Segment::kTableBytes));
+  auto& memory = owner.memory;
+  if (!memory.arena || memory.arena->segment().inherited()) {
+    auto arena = std::make_shared<Arena>(Segment::create("lockstep-memory", Segment::kTableBytes));
+    auto relocated = std::make_shared<Relocated>(arena);
+    memory = {std::move(arena), std::move(relocated)};
   }
-  return owner.arena;
+  return memory;
 }
 
 }  // namespace lockstep::shm

@@ -8,10 +8,16 @@
 #include <memory>
 
 #include "shm/arena.h"
+#include "shm/relocated.h"
 
 namespace lockstep::shm {
 
+struct ProcessMemory {
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Relocated> relocated;  // in the arena
+};
+
 // Created by the first call. A forked child gets its own. Thread-safe. Throws SystemError.
-std::shared_ptr<Arena> process_memory();
+ProcessMemory process_memory();
 
 }  // namespace lockstep::shm

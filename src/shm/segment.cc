@@ -16,6 +16,7 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "shm/copy.h"
 #include "shm/pages.h"
 
 namespace lockstep::shm {
@@ -69,28 +70,39 @@ struct Segment::Table {
 struct Segment::Registry {
   std::mutex mutex;
   std::map<FileKey, std::weak_ptr<Segment>> segments;
+  std::vector<std::shared_ptr<Segment>> held;  // during a fork
 
   static Registry& instance() {
     static auto& registry = *make();
     return registry;
   }
 
-  // A child that is forked while another thread holds the lock must not inherit a locked mutex.
+  // A child must not inherit a locked mutex, or mappings that another thread is just replacing.
   static Registry* make() {
-    ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                     [] {
-                       instance().detach_in_child();
-                       instance().mutex.unlock();
-                     });
+    ::pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(); },
+                     [] { instance().detach_in_child(); });
     return new Registry;
+  }
+
+  void before_fork() {
+    mutex.lock();
+    for (const auto& [key, weak] : segments) {
+      if (auto segment = weak.lock()) held.push_back(std::move(segment));
+    }
+    for (const auto& segment : held) segment->mappings_mutex_.lock();
+  }
+
+  void after_fork() {
+    const auto released = std::exchange(held, {});  // destroyed last: that may lock the mutex
+    for (const auto& segment : released) segment->mappings_mutex_.unlock();
+    mutex.unlock();
   }
 
   // Runs in a forked child, before anything else.
   void detach_in_child() {
-    for (const auto& [key, weak] : segments) {
-      if (const auto segment = weak.lock()) segment->become_copy_on_write();
-    }
+    for (const auto& segment : held) segment->become_copy_on_write();
     segments.clear();
+    after_fork();
   }
 
   std::shared_ptr<Segment> find(const FileKey& key) {
@@ -204,28 +216,24 @@ bool Segment::map_privately(std::byte* data, Range range) const {
                 memfd_.get(), static_cast<off_t>(range.offset)) != MAP_FAILED;
 }
 
-void Segment::make_private(const Extent& extent, Range range) const {
-  std::byte* const data = extent.data.load(std::memory_order_acquire);
-  if (data == nullptr) return;
-  auto* const part = data + (range.offset - extent.offset);
+void Segment::make_private(std::byte* data, Range range) const {
   // If that fails, the child must crash rather than write into the parent's memory.
-  if (!map_privately(part, range)) ::mprotect(part, range.bytes, PROT_NONE);
+  if (!map_privately(data, range)) ::mprotect(data, range.bytes, PROT_NONE);
 }
 
 void Segment::become_copy_on_write() {
   inherited_.store(true);
-  std::sort(withdrawn_.begin(), withdrawn_.end(),
-            [](const Range& a, const Range& b) { return a.offset < b.offset; });
+  std::vector<View> views;
   for (int i = 0; i < known_.load(); ++i) {
     const auto& extent = extents_[i];
+    if (std::byte* data = extent.data.load()) views.push_back({data, {extent.offset, extent.bytes}});
+  }
+  for (const auto& [address, range] : aliases_) views.push_back({address, range});
+  for (const auto& view : views) {
     // Withdrawn ranges are private already, and their pages in the file are freed.
-    uint64_t next = extent.offset;
-    for (const auto& range : withdrawn_) {
-      if (!extent.contains(range.offset, range.bytes)) continue;
-      if (range.offset > next) make_private(extent, {next, range.offset - next});
-      next = std::max(next, range.offset + range.bytes);
-    }
-    if (const auto end = extent.offset + extent.bytes; end > next) make_private(extent, {next, end - next});
+    std::vector<Range> shared = {view.range};
+    for (const auto& gone : withdrawn_) shared = without(shared, gone);
+    for (const auto& range : shared) make_private(view.data + (range.offset - view.range.offset), range);
   }
 }
 
@@ -327,6 +335,12 @@ void Segment::release_pages(uint64_t offset, size_t bytes) {
   }
 }
 
+Segment::Range Segment::common(Range a, Range b) {
+  const auto from = std::max(a.offset, b.offset);
+  const auto to = std::min(a.offset + a.bytes, b.offset + b.bytes);
+  return {from, from < to ? to - from : 0};
+}
+
 std::vector<Segment::Range> Segment::without(const std::vector<Range>& ranges, Range gone) {
   std::vector<Range> left;
   for (const auto& range : ranges) {
@@ -342,16 +356,15 @@ std::vector<Segment::Range> Segment::without(const std::vector<Range>& ranges, R
 }
 
 void Segment::forget_withdrawn(Range range) {
-  const std::lock_guard lock(withdrawn_mutex_);
+  const std::lock_guard lock(mappings_mutex_);
   withdrawn_ = without(withdrawn_, range);
   any_withdrawn_.store(!withdrawn_.empty(), std::memory_order_release);
 }
 
 bool Segment::is_withdrawn(Range range) const {
-  const std::lock_guard lock(withdrawn_mutex_);
-  return std::any_of(withdrawn_.begin(), withdrawn_.end(), [&](const Range& withdrawn) {
-    return range.offset < withdrawn.offset + withdrawn.bytes && withdrawn.offset < range.offset + range.bytes;
-  });
+  const std::lock_guard lock(mappings_mutex_);
+  return std::any_of(withdrawn_.begin(), withdrawn_.end(),
+                     [&](const Range& gone) { return common(gone, range).bytes > 0; });
 }
 
 void Segment::withdraw(Range range) {
@@ -359,21 +372,28 @@ void Segment::withdraw(Range range) {
   const uint64_t page = page_bytes();
   const uint64_t first = range.offset / page * page;
   const uint64_t last = (range.offset + range.bytes + page - 1) / page * page;
+  const std::lock_guard lock(mappings_mutex_);
   // What was withdrawn before is private already, and the file has no bytes for it.
   std::vector<Range> left = {{first, last - first}};
-  {
-    const std::lock_guard lock(withdrawn_mutex_);
-    for (const auto& gone : withdrawn_) left = without(left, gone);
-    withdrawn_.insert(withdrawn_.end(), left.begin(), left.end());
-    any_withdrawn_.store(true, std::memory_order_release);
-  }
+  for (const auto& gone : withdrawn_) left = without(left, gone);
+  withdrawn_.insert(withdrawn_.end(), left.begin(), left.end());
+  any_withdrawn_.store(true, std::memory_order_release);
   for (const auto& part : left) take_away(part);
 }
 
+std::vector<Segment::View> Segment::views_of(Range range) {
+  std::vector<View> views = {{at(range.offset, range.bytes), range}};
+  for (const auto& [address, shown] : aliases_) {
+    const auto part = common(shown, range);
+    if (part.bytes > 0) views.push_back({address + (part.offset - shown.offset), part});
+  }
+  return views;
+}
+
 void Segment::take_away(Range range) {
-  const uint64_t first = range.offset, last = range.offset + range.bytes;
-  std::byte* const data = at(first, range.bytes);
-  if (!map_privately(data, range)) {
+  const auto views = views_of(range);
+  for (const auto& view : views) {
+    if (map_privately(view.data, view.range)) continue;
     base::log_warn(
         "cannot withdraw the shared memory of a failed group from the other ranks ({}): a rank that was "
         "stopped may still write to it",
@@ -381,14 +401,52 @@ void Segment::take_away(Range range) {
     return;
   }
   // A private page is a page of the file until it is written to. The file's pages are freed step by step, so
-  // that the range never occupies twice its memory.
+  // that the range never occupies twice its memory (unless it has an alias).
   constexpr size_t kStep = size_t{16} << 20;
-  for (uint64_t begin = first; begin < last; begin += kStep) {
-    const size_t bytes = std::min<uint64_t>(kStep, last - begin);
-    copy_pages(data + (begin - first), bytes);
-    punch_hole(memfd_, begin, bytes);
+  const uint64_t last = range.offset + range.bytes;
+  for (uint64_t begin = range.offset; begin < last; begin += kStep) {
+    const Range step = {begin, std::min<uint64_t>(kStep, last - begin)};
+    for (const auto& view : views) {
+      const auto part = common(view.range, step);
+      if (part.bytes > 0) copy_pages(view.data + (part.offset - view.range.offset), part.bytes);
+    }
+    punch_hole(memfd_, step.offset, step.bytes);
   }
 }
+
+void Segment::add_alias(std::byte* address, Range range) {
+  const std::lock_guard lock(mappings_mutex_);
+  const auto added = aliases_.emplace(address, range).first;
+  if (::mmap(address, range.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd_.get(),
+             static_cast<off_t>(range.offset)) == MAP_FAILED) {
+    const int error = errno;
+    aliases_.erase(added);
+    throw_mapping_error(range.bytes, error);
+  }
+}
+
+bool Segment::remove_alias(std::byte* address) { return replace_alias(address, false); }
+
+bool Segment::separate_alias(std::byte* address) { return replace_alias(address, true); }
+
+bool Segment::replace_alias(std::byte* address, bool keep_contents) {
+  const std::lock_guard lock(mappings_mutex_);
+  const auto alias = aliases_.find(address);
+  const size_t bytes = alias->second.bytes;
+  // Prepared elsewhere and then moved, because a mapping that fails at this address might leave a hole there.
+  void* const made =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) return false;
+  if (keep_contents) copy_bytes(static_cast<std::byte*>(made), address, bytes);
+  if (::mremap(made, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) == MAP_FAILED) {
+    ::munmap(made, bytes);
+    return false;
+  }
+  aliases_.erase(alias);
+  return true;
+}
+
+void Segment::watch_forks() { Registry::instance(); }
 
 size_t Segment::bytes_reserved() const { return static_cast<size_t>(status_of(memfd_).st_size); }
 

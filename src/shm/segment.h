@@ -13,6 +13,8 @@
 //
 // A process has at most one Segment per file, so ranks that are threads see the same addresses.
 //
+// A range can have an alias, a second address in this process.
+//
 // In a forked child, the segment becomes a private copy-on-write mapping at the same addresses. What the
 // child writes is not visible to any other process, and destroying it there frees nothing of the parent's.
 //
@@ -25,6 +27,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -115,6 +118,20 @@ class Segment {
   // For a range whose addresses are no longer used.
   void forget_withdrawn(Range range);
 
+  // Owner only: maps the range, which consists of whole pages, at a second address of this process. The
+  // memory that was there is lost; threads that read it meanwhile see either. If it throws SystemError,
+  // nothing has changed.
+  void add_alias(std::byte* address, Range range);
+  // Replaces an alias by private memory, whose contents are undefined. Also in a forked child. Returns false,
+  // and changes nothing, if the kernel has no memory for it.
+  bool remove_alias(std::byte* address);
+  // The same with the contents that the alias has, while no other process writes to it.
+  bool separate_alias(std::byte* address);
+
+  // Registers the handlers that forks need. They run after those that are registered later, and before them
+  // in reverse, so what uses segments in its own handlers calls this first.
+  static void watch_forks();
+
   size_t bytes_reserved() const;   // the size of the file
   size_t bytes_in_memory() const;  // that its pages occupy
 
@@ -143,9 +160,17 @@ class Segment {
   void read_extent_table();
   std::byte* map(const Extent& extent) const;
   bool map_privately(std::byte* data, Range range) const;
+  // The addresses in this process of a range that is within one extent: in the extent, and in aliases.
+  struct View {
+    std::byte* data;
+    Range range;
+  };
+  std::vector<View> views_of(Range range);
+  bool replace_alias(std::byte* address, bool keep_contents);
   void take_away(Range range);
+  static Range common(Range a, Range b);
   static std::vector<Range> without(const std::vector<Range>& ranges, Range gone);
-  void make_private(const Extent& extent, Range range) const;
+  void make_private(std::byte* data, Range range) const;
   void become_copy_on_write();
 
   const base::Fd memfd_;
@@ -156,8 +181,10 @@ class Segment {
   std::atomic<int> known_{0};  // how many of extents_ are filled in
   std::atomic<bool> inherited_{false};
   std::atomic<bool> any_withdrawn_{false};
-  mutable std::mutex withdrawn_mutex_;
+  // Held while mappings are replaced, and during a fork: the child gets mappings that match these lists.
+  mutable std::mutex mappings_mutex_;
   std::vector<Range> withdrawn_;  // whole pages
+  std::map<std::byte*, Range> aliases_;
 };
 
 }  // namespace lockstep::shm

@@ -46,7 +46,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
       base::throw_kind(std::string(error.kind()),
                        fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while "
                                    "waiting for send/recv from rank 0. {}",
-                                   rank_, error.what()));
+                                   rank_, error.what()),
+                       error.culprits());
     }
     if (!call.error) throw;  // the group had failed before, and the call was not made
     // If a rank has ended, the barrier fails at once. Ranks that arrive later are still visible.
@@ -60,8 +61,10 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
     if (timeout == 0ms || missing.empty()) throw;
     const auto ranks = wait_all_ranks ? fmt::format("Ranks {}", fmt::join(missing, ", "))
                                       : fmt::format("Rank {}", missing.front());
-    base::throw_kind(std::string(error.kind()), fmt::format("{} failed to pass monitoredBarrier in {} ms. {}",
-                                                            ranks, timeout.count(), error.what()));
+    base::throw_kind(
+        std::string(error.kind()),
+        fmt::format("{} failed to pass monitoredBarrier in {} ms. {}", ranks, timeout.count(), error.what()),
+        missing);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "base/error_text.h"
 #include "comm/dense.h"
 #include "comm/from_tensors.h"
+#include "shm_c10d/bindings.h"
 
 namespace lockstep::shm_c10d {
 
@@ -48,7 +49,7 @@ void Work::start_call(std::chrono::milliseconds timeout) {
     endpoint_->start(*call_);
   } catch (...) {
     self_.reset();
-    throw;
+    std::rethrow_exception(translated(std::current_exception()));
   }
 }
 
@@ -83,7 +84,7 @@ void Work::start_message(comm::Request request, const at::Tensor& tensor) {
     endpoint_->start(*message_);
   } catch (...) {
     self_.reset();
-    throw;
+    std::rethrow_exception(translated(std::current_exception()));
   }
 }
 
@@ -93,7 +94,7 @@ shm::Operation& Work::operation() {
 }
 
 void Work::completed() noexcept {
-  error_ = operation().error;
+  error_ = translated(operation().error);
   try {
     if (!error_ && info_.finish) info_.finish();
   } catch (...) {
@@ -125,6 +126,8 @@ void Work::conclude() noexcept {
 
 // No caller can catch what a callback throws, so it becomes an error of the group.
 void Work::run_callbacks() noexcept {
+  const RunningCallbacks callbacks;
+  if (!callbacks.allowed()) return;
   std::string why;
   try {
     complete_future();
@@ -207,7 +210,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     }
     done = completed_;
   }
-  if (done) complete_future();
+  if (done) {
+    complete_future();
+  } else {
+    endpoint_->stop_relying_on_polls();  // a thread that waits for the future does not advance the operation
+  }
   return future_;
 }
 

@@ -198,7 +198,7 @@ class Client::Connection : public ClosedAfterFork {
                              static_cast<double>(deadline.budget().count()) / 1000.0),
          .where = where_,
          .evidence = evidence,
-         .hint = "look at the output of the other ranks; a slow start needs a longer InitOptions::timeout"}));
+         .hint = "look at the output of the other ranks; a slow start needs a longer timeout"}));
   }
 
   [[noreturn]] void throw_gone() const {

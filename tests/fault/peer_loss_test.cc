@@ -92,7 +92,7 @@ TEST_P(PeerLoss, ARankThatMadeFewerStepsIsToldApartFromOneThatFailed) {
   }
   EXPECT_THAT(everything, AllOf(HasSubstr("PeerLostError: "), HasSubstr(victims_name()),
                                 HasSubstr("it made fewer steps: decide together when to stop"),
-                                HasSubstr("lockstep::all_agree"), HasSubstr("lockstep::Join")));
+                                HasSubstr("all_agree"), HasSubstr("Join")));
 }
 
 TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {

@@ -158,8 +158,7 @@ TEST(Report, ARankThatLeftMadeFewerSteps) {
   const auto report = failure_report(failure, {.world_size = 4});
   EXPECT_NE(report.find("working: it made fewer steps\n"), std::string::npos) << report;
   EXPECT_NE(
-      report.find("\nhint: it made fewer steps: decide together when to stop (lockstep::all_agree), or use "
-                  "lockstep::Join\n"),
+      report.find("\nhint: it made fewer steps: decide together when to stop (all_agree), or use Join\n"),
       std::string::npos)
       << report;
 }

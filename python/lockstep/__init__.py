@@ -1,0 +1,31 @@
+"""lockstep from Python.
+
+`import lockstep` registers the backend "lockstep" with torch.distributed. `%load_ext lockstep` adds the magics of
+lockstep.notebook to IPython and Jupyter.
+"""
+
+__version__ = "0.1.0"  # the version of the CMake project
+
+try:
+    from . import backend
+except ModuleNotFoundError as error:
+    # The notebook also works without the compiled module, and then with torch's own backends.
+    if error.name not in ("torch", "lockstep._C"):
+        raise
+else:
+    from ._C import Error, MismatchError, PeerLostError, SystemError, TimeoutError, UsageError  # noqa: A004
+
+    Options = backend.Options
+    backend.register()
+
+
+def load_ipython_extension(shell):
+    from .notebook import magics  # only a notebook needs IPython
+
+    magics.load(shell)
+
+
+def unload_ipython_extension(shell):
+    from .notebook import magics
+
+    magics.unload(shell)
