@@ -1,4 +1,5 @@
-"""Collectives: lockstep compared with PyTorch, Open MPI and a plain memory copy.
+"""Collectives: lockstep compared with PyTorch, Open MPI and a plain memory copy, and PyTorch over lockstep compared
+with PyTorch over Gloo.
 
 All programs measure by the rules of src/cli/bench/rules.h and take the same flags; each checks the data of every row.
 LARGE is the size at which goals are set and memory limits the speed. From HUGE on, a call takes so long that few
@@ -10,7 +11,7 @@ import os
 import shutil
 import tempfile
 
-from kit import numbers, ranks
+from kit import numbers, package, ranks
 from kit.findings import Figure, Findings, Plot, Series, Table
 from kit.progress import Progress
 
@@ -21,9 +22,9 @@ LARGE, HUGE = 25 * MIB, 64 * MIB
 LEAST_COPY = 256 * KIB  # below this size, a copy is dominated by its fixed costs
 RUN_SECONDS = 300  # limit for one program of one job in one round, which takes much less
 
-PYTORCH, OPENMPI, COPY = "PyTorch + Gloo", "Open MPI", "memory copy"
+PYTORCH, PYTHON, OPENMPI, COPY = "PyTorch + Gloo", "PyTorch + lockstep", "Open MPI", "memory copy"
 VARIANTS = {"registered": "lockstep registered", "plain": "lockstep plain", "shm": "lockstep",
-            "gloo": "lockstep + gloo", "pytorch": PYTORCH, "openmpi": OPENMPI}
+            "gloo": "lockstep + gloo", "pytorch": PYTORCH, "pytorch_lockstep": PYTHON, "openmpi": OPENMPI}
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce",
                "all_to_all_single", "send_recv", "barrier")
 
@@ -45,6 +46,7 @@ FIGURES = [
      ["registered", "plain"], 5, 1),
     ([(world, "all_reduce", LARGE) for world in (4, 8)], ["registered"], 8, 1.5),
 ]
+LEAST_PYTHON = 8  # PyTorch over lockstep relative to PyTorch over Gloo, all_reduce of LARGE among two ranks
 LEAST_SHARE = 0.7  # of the speed of a memory copy, for all_reduce of registered memory
 LEAST_BFLOAT16 = 1.0  # times the speed of float, for the same bytes
 
@@ -101,6 +103,10 @@ class Measurement:
         self.programs = [self.run_lockstep, self.run_copy]
         if settings.python:
             self.programs.append(self.run_pytorch)
+            if settings.package:
+                self.programs.append(self.run_pytorch_over_lockstep)
+            else:
+                self.note(package.LEFT_OUT + ".")
         else:
             self.note("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch).")
         self.mpirun = shutil.which("mpirun")
@@ -150,10 +156,15 @@ class Measurement:
         self.run_to_file(at_round, [self.mpirun, "--allow-run-as-root", "--timeout", str(RUN_SECONDS - 30), "-np",
                                     str(job.world)] + place + [self.openmpi] + flags_of(job))
 
-    def run_pytorch(self, at_round, job):
-        command = [self.settings.python, os.path.join(HERE, "pytorch.py")] + flags_of(job)
-        found = ranks.run_ranks(command, job.world, RUN_SECONDS, {"OMP_NUM_THREADS": 1})
+    def run_pytorch(self, at_round, job, flags=(), env=None):
+        command = [self.settings.python, os.path.join(HERE, "pytorch.py"), *flags] + flags_of(job)
+        found = ranks.run_ranks(command, job.world, RUN_SECONDS, {"OMP_NUM_THREADS": 1, **(env or {})})
         self.add(at_round, found[0], self.rows)
+
+    def run_pytorch_over_lockstep(self, at_round, job):
+        """Only the jobs that are compared with Gloo: those with two ranks, up to LARGE."""
+        if job.world == 2 and max(job.sizes) < HUGE:
+            self.run_pytorch(at_round, job, ["--backend", "lockstep"], package.environment(self.settings.package))
 
     def run_copy(self, at_round, job):
         if "all_reduce" not in job.collectives:
@@ -190,7 +201,7 @@ class Measurement:
             if row["data"] == "refused":
                 self.note(f"{VARIANTS[variant]} does not support {what}: {row.get('refused')}.")
             if row.get("instead"):
-                self.note(f"{PYTORCH} has no {row['collective']}; measured instead: {row['instead']}.")
+                self.note(f"{VARIANTS[variant]} has no {row['collective']}; measured instead: {row['instead']}.")
             if row["data"] == "ok":
                 rows.add(at_round, (row["world"], row["collective"], row["size"], row["dtype"]), variant, row["p50_us"])
 
@@ -266,12 +277,31 @@ def tables(measured):
     for collective in COLLECTIVES:
         for world in measured.worlds(collective):
             yield table_of(measured, world, collective)
+    if table := python_table(measured):
+        yield table
     if measured.dtypes:
         rows = [[dtype, time_text(us), numbers.text(numbers.ratio_of_rounds(measured.dtypes.get("float", []), us))]
                 for dtype, us in measured.dtypes.items()]
         yield Table(f"all_reduce of {numbers.bytes_text(LARGE)} by dtype, 2 ranks: µs",
                     ["dtype", VARIANTS["registered"], "x float"], rows,
                     "Both alternate in the same run. x float: speed relative to float.")
+
+
+def python_table(measured):
+    """The two backends of the same program side by side; None if they were not measured."""
+    rows = []
+    for collective in COLLECTIVES:
+        for size in measured.sizes(2, collective):
+            gloo, ours = (measured.us((2, collective, size), name) for name in ("pytorch", "pytorch_lockstep"))
+            if gloo and ours:
+                rows.append([collective, numbers.bytes_text(size) if size else "-", time_text(gloo), time_text(ours),
+                             numbers.text(numbers.ratio_of_rounds(gloo, ours))])
+    if not rows:
+        return None
+    return Table("PyTorch over lockstep compared with PyTorch over Gloo, 2 ranks: µs",
+                 ["collective", "size", PYTORCH, PYTHON, f"x {PYTORCH}"], rows, texts=2,
+                 note=f"The same program with two backends of torch.distributed. x {PYTORCH}: speed over lockstep "
+                      "relative to that over Gloo.")
 
 
 def table_of(measured, world, collective):
@@ -343,8 +373,11 @@ def figures(measured):
                 for peer, least in (("pytorch", least_pytorch), ("openmpi", least_openmpi)):
                     yield Figure(what, f"x {VARIANTS[peer]}", measured.factor((world, collective, size), peer, variant),
                                  least)
+    large = (2, "all_reduce", LARGE)
+    yield Figure(f"all_reduce {numbers.bytes_text(LARGE)}, 2 ranks, {PYTHON}", f"x {PYTORCH}",
+                 measured.factor(large, "pytorch", "pytorch_lockstep"), LEAST_PYTHON)
     what = f"all_reduce {numbers.bytes_text(LARGE)}, 2 ranks, registered"
-    yield Figure(what, "of a memory copy's speed", measured.share((2, "all_reduce", LARGE), "registered"), LEAST_SHARE)
+    yield Figure(what, "of a memory copy's speed", measured.share(large, "registered"), LEAST_SHARE)
     yield Figure(what + ", bfloat16", "x float", numbers.ratio_of_rounds(measured.dtypes.get("float", []),
                                                                          measured.dtypes.get("bfloat16", [])),
                  LEAST_BFLOAT16)
@@ -357,8 +390,8 @@ def present(raw):
                f": 10 or more, but from {numbers.bytes_text(HUGE)} on, 3 with 2 ranks and one with more")
     about = [
         f"Rounds: {measured.rounds}. Each round runs `lockstep bench`, the same rows in Python's torch.distributed "
-        "over Gloo and in Open MPI, and a plain memory copy, in a changing order; the variants of lockstep "
-        "alternate within one run.",
+        "over Gloo and over lockstep and in Open MPI, and a plain memory copy, in a changing order; the variants of "
+        "`lockstep bench` alternate within one run.",
         "A sample is one call, or the mean of 20 up to 16 KiB, on the slowest rank. A round's time is the median "
         f"of its samples{samples}. The data of every row is checked before and after.",
         f"In all programs, each rank is bound to its own core if there are enough ({raw.get('cores', 'unknown')} "
@@ -366,6 +399,8 @@ def present(raw):
         f"{VARIANTS['registered']}, {VARIANTS['plain']}: over shared memory, with tensors allocated by the group "
         f"and with ordinary ones. {VARIANTS['gloo']}: the same Gloo as PyTorch's, but lockstep schedules its event "
         "thread so that it does not preempt others.",
+        f"{PYTHON}: the program of {PYTORCH} with the backend lockstep, which uses shared memory on one machine, and "
+        f"with ordinary tensors; only with 2 ranks, and up to {numbers.bytes_text(LARGE)}.",
         "Tables: median over the rounds ± half the distance between their quartiles. x: the speed of "
         f"{VARIANTS['registered']} relative to a peer (below 1: slower), the median of the rounds' ratios.",
         f"{COPY}: the time that memcpy needs to read and write as many bytes as the collective must, when all "

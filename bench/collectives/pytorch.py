@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures PyTorch's collectives over Gloo by the rules of `lockstep bench` (src/cli/bench/rules.h): the same flags,
-sizes, data, checks, samples and JSON. This is one rank. Supports only sums of floats.
+"""Measures PyTorch's collectives, over Gloo or lockstep, by the rules of `lockstep bench` (src/cli/bench/rules.h): the
+same flags, sizes, data, checks, samples and JSON. This is one rank. Supports only sums of floats.
 
   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 pytorch.py --collective all_reduce --sizes 8,25M
 
@@ -156,7 +156,7 @@ class Exercise:
         inputs, outputs = moves.get(collective, (whole, 0))
         self.input, self.output = torch.empty(inputs), torch.empty(outputs)
         self.calls_in_one = 2 if collective == "send_recv" else 1
-        self.instead = None  # the replacement for a collective that this Gloo does not have
+        self.instead = None  # the replacement for a collective that the backend does not have
         self.call = getattr(self, collective)
 
     def fill(self):
@@ -176,7 +176,7 @@ class Exercise:
         try:
             self.call()
         except RuntimeError as error:
-            # All ranks have the same Gloo, so nothing was sent.
+            # All ranks have the same backend, so nothing was sent.
             if self.instead or not hasattr(self, self.collective + "_instead") or "support" not in str(error):
                 raise
             self.stand_in()
@@ -282,9 +282,9 @@ def measure(options, collective, size):
     bare = collective == "barrier"
     row = {"world": WORLD, "collective": collective, "size": size, "bytes": exercise.bytes,
            "dtype": "none" if bare else "float", "op": "sum" if collective in REDUCING else None,
-           "backend": "pytorch", "memory": "none" if bare else "plain", "data": "WRONG" if wrong.item() else "ok",
-           "samples": count, "calls_per_sample": calls, **times, "algorithm_gb_s": rate,
-           "bus_gb_s": rate * bus_factor(collective)}
+           "backend": "pytorch" if options.backend == "gloo" else f"pytorch_{options.backend}",
+           "memory": "none" if bare else "plain", "data": "WRONG" if wrong.item() else "ok", "samples": count,
+           "calls_per_sample": calls, **times, "algorithm_gb_s": rate, "bus_gb_s": rate * bus_factor(collective)}
     if wrong.item():
         row["wrong"] = f"{wrong.item()} elements"
     if exercise.instead:
@@ -301,6 +301,7 @@ def sizes_of(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collective", default=",".join(COLLECTIVES))
+    parser.add_argument("--backend", default="gloo", help="lockstep: with its Python package")
     parser.add_argument("--sizes", type=sizes_of, default="8,1K,256K,4M,25M")
     parser.add_argument("--seconds", type=float, default=0.2, help="measuring time per row")
     parser.add_argument("--iterations", type=int, help="samples per row, instead of --seconds")
@@ -308,7 +309,9 @@ def main():
     parser.add_argument("--json", default="-", help="file to which rank 0 writes the rows; - for stdout")
     options = parser.parse_args()
 
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    if options.backend == "lockstep":
+        import lockstep  # noqa: F401  (registers the backend)
+    dist.init_process_group(options.backend, timeout=TIMEOUT)
     rows = []
     for collective in options.collective.split(","):
         for size in [0] if collective == "barrier" else options.sizes:

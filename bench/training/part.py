@@ -1,5 +1,5 @@
-"""Training steps: lockstep's DistributedDataParallel and DataParallel compared with PyTorch's DistributedDataParallel
-over Gloo.
+"""Training steps: lockstep's DistributedDataParallel and DataParallel, and PyTorch's DistributedDataParallel over
+lockstep, compared with PyTorch's DistributedDataParallel over Gloo.
 
 The variants run one after another, repeatedly and in a changing order, so that other activity of the machine affects
 all of them equally. Within a program, the kinds of step alternate (train_step.cc explains them). The time of a step
@@ -9,7 +9,7 @@ and data: a run is rejected if its losses differ from PyTorch's.
 import os
 import statistics
 
-from kit import numbers, ranks
+from kit import numbers, package, ranks
 from kit.findings import Figure, Findings, Plot, Series, Table
 from kit.progress import Progress
 
@@ -29,11 +29,13 @@ TURNS = {"cnn": 16, "gpt": 6, "mlp": 10, "mingpt": 12, "resnet": 5}  # of each k
 
 STARTED, TUNED = "PyTorch + Gloo, as started", "PyTorch + Gloo, tuned alike"
 HELPED = "PyTorch + Gloo, tuned, Gloo helped"  # as lockstep does (src/gloo/make_gloo.cc)
+PYTHON = "PyTorch + lockstep, tuned alike"  # the program of TUNED, with another backend
 GLOO, SHM, REPLICAS = "lockstep + gloo", "lockstep + shm", "lockstep DataParallel"
-VARIANTS = (STARTED, TUNED, HELPED, GLOO, SHM, REPLICAS)
+VARIANTS = (STARTED, TUNED, HELPED, PYTHON, GLOO, SHM, REPLICAS)
 RANKED = VARIANTS[:-1]  # those with several ranks
 
 LEAST = {(TUNED, "cnn"): 1.08, (TUNED, "gpt"): 1.04, (TUNED, "mlp"): 1.25, (STARTED, "cnn"): 1.25, (STARTED, "mlp"): 1.6}
+LEAST_PYTHON = {"cnn": 1.15, "mlp": 1.25}  # PYTHON relative to TUNED
 
 
 # ---- Measuring
@@ -44,13 +46,16 @@ def command_of(settings, variant, world):
     program = [os.path.join(settings.build, PROGRAM), "--set-to-none"]
     pytorch = [settings.python, os.path.join(HERE, "pytorch.py"), "--set-to-none"]
     one_thread = {"OMP_NUM_THREADS": 1}  # as torchrun sets it, and lockstep with as many ranks as cores
-    if variant in (STARTED, TUNED, HELPED) and not settings.python:
+    if variant in (STARTED, TUNED, HELPED, PYTHON) and not settings.python:
+        return None
+    if variant == PYTHON and not settings.package:
         return None
     if variant == STARTED:
         return pytorch, world, one_thread
-    if variant in (TUNED, HELPED):
-        helped = ["--patient"] if variant == HELPED else []
-        return pytorch + ["--tuned", "--bucket-view"] + helped, world, {**one_thread, **ranks.HUGE_PAGES}
+    if variant in (TUNED, HELPED, PYTHON):
+        more = {TUNED: [], HELPED: ["--patient"], PYTHON: ["--backend", "lockstep"]}[variant]
+        env = package.environment(settings.package) if variant == PYTHON else {}
+        return pytorch + ["--tuned", "--bucket-view"] + more, world, {**one_thread, **ranks.HUGE_PAGES, **env}
     if variant == REPLICAS:
         threads = min(world, len(os.sched_getaffinity(0)))
         return (program + ["--wrap", "data_parallel", "--parts", str(world), "--threads", str(threads)], 1,
@@ -59,8 +64,8 @@ def command_of(settings, variant, world):
 
 
 def variants_of(world):
-    """With one rank, the backends are the same, and so are one replica and the bare module. Gloo is helped only with
-    the number of ranks that has goals."""
+    """With one rank, the backends are the same (also PyTorch's), and so are one replica and the bare module. Gloo is
+    helped only with the number of ranks that has goals."""
     if world == 1:
         return [STARTED, TUNED, SHM]
     return [variant for variant in VARIANTS if world == 2 or variant != HELPED]
@@ -113,6 +118,8 @@ def measure(settings):
     raw = {"cores": len(os.sched_getaffinity(0)), "models": settings.models, "runs": [], "notes": [], "failures": []}
     if not settings.python:
         raw["notes"].append("PyTorch is left out: no Python interpreter has it (apt-get install python3-torch)")
+    elif not settings.package:
+        raw["notes"].append(package.LEFT_OUT)
     in_round = len(settings.models) * sum(alternations_of(settings, world) for world in settings.worlds)
     progress = Progress(NAME, settings.rounds * in_round)
     for at_round in range(settings.rounds):
@@ -191,7 +198,8 @@ class Runs:
 
     def efficiency(self, model, world, variant, strong):
         """The throughput divided by that of one rank, and by the number of cores that the ranks can use."""
-        alone = self.values(model, 1, {STARTED: STARTED, TUNED: TUNED, HELPED: TUNED}.get(variant, SHM), step_ms)
+        base = {STARTED: STARTED, TUNED: TUNED, HELPED: TUNED, PYTHON: TUNED}.get(variant, SHM)
+        alone = self.values(model, 1, base, step_ms)
         if not strong:
             rows = 1
             together = self.values(model, world, variant, step_ms)
@@ -211,6 +219,10 @@ def step_ms(run):
 def cpu_ms(run):
     used = run["cpu_ms"]
     return used.get("sync") or used.get("wrapped") or used["step"]
+
+
+def share_mib(run):
+    return run["share_mib"]
 
 
 def times_text(ratio):
@@ -236,11 +248,34 @@ def model_table(runs, model):
                                          runs.over(model, world, variant, "wrapped", "bare")),
                          numbers.text(numbers.median(of(lambda run: cpu_ms(run) / 1e3))),
                          numbers.text(numbers.median(of(lambda run: run["peak_mib"]))),
-                         numbers.text(numbers.median(of(lambda run: run["share_mib"]))),
+                         numbers.text(numbers.median(of(share_mib))),
                          "fastest" if step[variant] == best else ""])
     return Table(f"{MODELS[model]}, {about['parameters'] / 1e6:.1f} M parameters",
                  ["ranks", "variant", "step ms", "samples/s", "x tuned", "x started", "over no_sync", "over barrier", "CPU s",
                   "peak MiB", "share MiB", "fastest"], rows, texts=2)
+
+
+def python_table(runs):
+    """The two backends of the same program side by side; None if they were not measured."""
+    rows = []
+    for model in runs.models():
+        for world in runs.worlds(model):
+            if not {TUNED, PYTHON} <= set(runs.variants(model, world)):
+                continue
+
+            def both(text, model=model, world=world):
+                return [text(model, world, variant) for variant in (TUNED, PYTHON)]
+            rows.append([model, str(world), *both(lambda *key: numbers.with_spread(runs.values(*key, step_ms))),
+                         times_text(runs.faster(model, world, PYTHON, TUNED)),
+                         *both(lambda *key: numbers.percent(runs.over(*key, "sync", "local"))),
+                         *both(lambda *key: numbers.text(numbers.median(runs.values(*key, share_mib))))])
+    if not rows:
+        return None
+    return Table("Python's DDP over lockstep compared with Python's DDP over Gloo",
+                 ["model", "ranks", "step ms, Gloo", "step ms, lockstep", "x Gloo", "over no_sync, Gloo",
+                  "over no_sync, lockstep", "share MiB, Gloo", "share MiB, lockstep"], rows, texts=2,
+                 note="The same program, tuned alike, with two backends of torch.distributed. x Gloo: throughput over "
+                      "lockstep relative to that over Gloo. The other columns are those of the tables above.")
 
 
 def scaling_table(runs):
@@ -296,6 +331,10 @@ def figures(runs):
         if model in wanted:
             yield Figure(f"{model}, 2 ranks, lockstep + shm, training throughput", f"x {peer}",
                          runs.faster(model, 2, SHM, peer), least)
+    for model, least in LEAST_PYTHON.items():
+        if model in wanted:
+            yield Figure(f"{model}, 2 ranks, {PYTHON}, training throughput", f"x {TUNED}",
+                         runs.faster(model, 2, PYTHON, TUNED), least)
     for model in wanted:
         for peer in (STARTED, TUNED, HELPED):
             yield Figure(f"{model}, 2 ranks, lockstep + gloo, training throughput", f"x {peer}",
@@ -303,8 +342,8 @@ def figures(runs):
     for model in wanted:
         for variant in (SHM, GLOO):
             yield Figure(f"{model}, 2 ranks, {variant}, memory of a rank", f"of {TUNED}",
-                         numbers.ratio_of_rounds(runs.values(model, 2, variant, lambda run: run["share_mib"]),
-                                                 runs.values(model, 2, TUNED, lambda run: run["share_mib"])), 1, at_most=True)
+                         numbers.ratio_of_rounds(runs.values(model, 2, variant, share_mib),
+                                                 runs.values(model, 2, TUNED, share_mib)), 1, at_most=True)
 
 
 def present(raw):
@@ -320,10 +359,11 @@ def present(raw):
         bars(runs, "What averaging the gradients adds to a step, two ranks", "% over a step under no_sync",
              lambda run: 100 * (run["times_ms"]["sync"] / run["times_ms"]["local"] - 1)
              if "sync" in run["times_ms"] else None, RANKED),
-        bars(runs, "Memory of a rank, two ranks", "MiB", lambda run: run["share_mib"], RANKED,
+        bars(runs, "Memory of a rank, two ranks", "MiB", share_mib, RANKED,
              note="Shared memory is divided among the ranks that share it, so that the sum is what the machine "
                   "needs."),
         *(throughput_plot(runs, model) for model in runs.models() if len(runs.worlds(model)) > 1)]
+    across = [python_table(runs), scaling_table(runs) if runs.has_alone() else None]
     return Findings(
         "Training step",
         ["The same weights, the same batches, Adam, one thread per rank, gradients set to none between steps. A "
@@ -331,7 +371,8 @@ def present(raw):
          f"{LOSS_TOLERANCE:g} (relative).",
          f"{STARTED}: as torchrun starts it. {TUNED}: with lockstep's tuning: each rank bound to a core, freed "
          "memory kept, huge pages, gradients as views of buckets. Gloo helped: its threads also do not preempt "
-         "each other; PyTorch has no setting for this (lockstep + gloo always does it).",
+         f"each other; PyTorch has no setting for this (lockstep + gloo always does it). {PYTHON}: the program of "
+         f"{TUNED} with the backend lockstep instead of Gloo, which uses shared memory on one machine.",
          "In each round, all variants run once, and with two ranks, for which goals are set, twice, each time in "
          "another order. step ms: median over these alternations, with their quartiles; x tuned, x started: "
          "throughput relative to PyTorch's; over no_sync, over barrier: what averaging adds to a step under "
@@ -339,5 +380,5 @@ def present(raw):
          "module); CPU s: of all ranks and threads in one step; peak: resident memory of a rank; share: the same "
          "with shared pages divided among the ranks that share them.",
          "DataParallel: one process, one replica per rank, and the combined batches of all ranks."],
-        [model_table(runs, model) for model in runs.models()] + ([scaling_table(runs)] if runs.has_alone() else []), plots,
+        [model_table(runs, model) for model in runs.models()] + [table for table in across if table], plots,
         list(figures(runs)), raw["notes"], raw["failures"])

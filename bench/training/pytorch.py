@@ -4,6 +4,7 @@
 It has the same models, weights, batches, kinds of step, flags and JSON; train_step.cc explains them. With --tuned, it
 applies lockstep's tuning: each rank is bound to its own core, and freed memory is kept. Without it, PyTorch runs as
 users start it. With --patient, Gloo's threads are also scheduled as lockstep does (src/gloo/make_gloo.cc).
+With --backend lockstep, the gradients are averaged by lockstep's backend for torch.distributed.
 """
 import argparse
 import contextlib
@@ -113,6 +114,8 @@ def order_of(kinds, turn):
 
 def connect(options):
     """Threads inherit the policy. Here it also applies to Gloo's workers, because Python cannot distinguish them."""
+    if options.backend == "lockstep":
+        import lockstep  # noqa: F401  (registers the backend)
     if options.patient:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group(options.backend, timeout=datetime.timedelta(minutes=2))
@@ -167,7 +170,7 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cnn")
-    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--backend", default="gloo", help="lockstep: with its Python package")
     parser.add_argument("--kinds", help="kinds of step; default: all that are possible")
     parser.add_argument("--rows", type=int, default=0, help="rows of a rank's batch; 0: the model's default")
     parser.add_argument("--parts", type=int, default=1, help="number of ranks whose batches are combined into one")

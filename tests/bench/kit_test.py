@@ -1,6 +1,8 @@
 """What `make bench` computes out of measurements, and what it refuses."""
 import os
 import sys
+import sysconfig
+import tempfile
 import time
 import types
 import unittest
@@ -8,7 +10,8 @@ import unittest.mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
 
-from kit import goals, numbers, ranks  # noqa: E402
+from collectives import part as collectives  # noqa: E402
+from kit import goals, numbers, package, ranks  # noqa: E402
 from kit.findings import Figure  # noqa: E402
 from training import part as training  # noqa: E402
 
@@ -93,6 +96,159 @@ class Ranks(unittest.TestCase):
         self.assertNotIn("LOCKSTEP_BIND", env)
 
 
+class Package(unittest.TestCase):
+    def test_found_if_it_was_built_for_the_interpreter(self):
+        with tempfile.TemporaryDirectory() as build:
+            folder = os.path.join(build, "python")
+            self.assertIsNone(package.find(build, sys.executable))
+            os.makedirs(os.path.join(folder, "lockstep"))
+            for suffix, found in ((".cpython-00-no-such-machine.so", None),
+                                  (sysconfig.get_config_var("EXT_SUFFIX"), folder)):
+                with open(os.path.join(folder, "lockstep", "_C" + suffix), "w", encoding="utf-8"):
+                    self.assertEqual(package.find(build, sys.executable), found)
+            self.assertIsNone(package.find(build, None))
+
+    def test_what_python_found_before_is_still_found(self):
+        for before, path in (("", "/build/python"), ("/torch", "/build/python:/torch")):
+            with unittest.mock.patch.dict(os.environ, {"PYTHONPATH": before}):
+                self.assertEqual(package.environment("/build/python"), {"PYTHONPATH": path})
+
+
+class PythonOverLockstep(unittest.TestCase):
+    """PyTorch's DistributedDataParallel with lockstep's backend compared with Gloo."""
+    SETTINGS = types.SimpleNamespace(build="/build", python="python3", package="/build/python", quick=False, rounds=1,
+                                     models=["cnn", "mlp", "gpt"], worlds=[1, 2, 4])
+
+    def without_package(self):
+        return types.SimpleNamespace(**{**vars(self.SETTINGS), "package": None})
+
+    def measured(self, settings, ms):
+        """The findings if a step takes ms[variant], or 100 ms."""
+        def run(its_settings, model, variant, world):
+            if not training.command_of(its_settings, variant, world):
+                return None
+            time_ms = ms.get(variant, 100.0)
+            kinds = {"bare": time_ms, "wrapped": time_ms} if world == 1 else {
+                "sync": time_ms, "local": 80.0, "barrier": 90.0, "strong": time_ms}
+            return {"times_ms": kinds, "cpu_ms": kinds, "peak_mib": 200.0, "share_mib": 150.0, "parameters": 10**6,
+                    "rows": 32, "buckets": 2, "threads": 1, "losses": [[1.0]] * world}
+        with unittest.mock.patch.multiple(training, run_variant=run, Progress=unittest.mock.DEFAULT):
+            return training.present(training.measure(settings))
+
+    def verdicts(self, findings):
+        return {(figure.what, figure.unit, figure.wanted): figure.verdict for figure in findings.figures
+                if training.PYTHON in figure.what}
+
+    def test_only_the_backend_differs(self):
+        with unittest.mock.patch.dict(os.environ, {"PYTHONPATH": ""}):
+            ours = training.command_of(self.SETTINGS, training.PYTHON, 2)
+        gloo, world, env = training.command_of(self.SETTINGS, training.TUNED, 2)
+        self.assertEqual(ours, (gloo + ["--backend", "lockstep"], world, {**env, "PYTHONPATH": "/build/python"}))
+
+    def test_left_out_without_the_package_or_pytorch(self):
+        for settings in (self.without_package(), types.SimpleNamespace(**{**vars(self.SETTINGS), "python": None})):
+            self.assertIsNone(training.command_of(settings, training.PYTHON, 2))
+        self.assertEqual(self.measured(self.SETTINGS, {}).notes, [])
+        findings = self.measured(self.without_package(), {})
+        self.assertEqual(findings.notes, [package.LEFT_OUT])
+        self.assertEqual(findings.failures, [])
+        self.assertEqual(set(self.verdicts(findings).values()), {"not measured"})
+        self.assertFalse([table.title for table in findings.tables if "Python's DDP" in table.title])
+        self.assertNotIn(training.PYTHON, [row[1] for table in findings.tables for row in table.rows])
+
+    def test_worlds(self):
+        self.assertEqual([training.PYTHON in training.variants_of(world) for world in (1, 2, 4)], [False, True, True])
+
+    def test_goals(self):
+        whats = {model: (f"{model}, 2 ranks, {training.PYTHON}, training throughput", f"x {training.TUNED}", least)
+                 for model, least in (("cnn", 1.15), ("mlp", 1.25))}
+        for ms, cnn, mlp in ((75.0, "reached", "reached"), (85.0, "reached", "NOT REACHED"),
+                             (95.0, "NOT REACHED", "NOT REACHED")):
+            self.assertEqual(self.verdicts(self.measured(self.SETTINGS, {training.PYTHON: ms})),
+                             {whats["cnn"]: cnn, whats["mlp"]: mlp})
+
+    def test_shown_next_to_the_others(self):
+        findings = self.measured(self.SETTINGS, {training.PYTHON: 80.0})
+        both, = (table for table in findings.tables if "Python's DDP over lockstep" in table.title)
+        self.assertEqual([row[:2] for row in both.rows], [[model, world] for model in ("cnn", "gpt", "mlp")
+                                                          for world in ("2", "4")])
+        self.assertEqual(both.rows[0][2:], ["100 [100, 100]", "80.0 [80.0, 80.0]", "1.25x", "+25.0 %", "+0.0 %", "150",
+                                            "150"])
+        self.assertEqual(len(both.head), len(both.rows[0]))
+        for table in findings.tables:
+            self.assertIn(training.PYTHON if table is not both else "cnn", str(table.rows))
+        for plot in findings.plots:
+            self.assertIn(training.PYTHON, [series.name for series in plot.series])
+
+
+class CollectivesOverLockstep(unittest.TestCase):
+    """PyTorch's collectives with lockstep's backend compared with Gloo."""
+    SETTINGS = types.SimpleNamespace(build="/build", python="python3", package="/build/python", quick=True, rounds=1)
+
+    def measured(self, settings, us, **more):
+        """(findings, commands of PyTorch's ranks) if a call takes us[backend]. `more` is added to each row."""
+        commands = []
+
+        def run_ranks(command, world, seconds, env):
+            commands.append((command, world, env))
+            flags = dict(zip(command[2::2], command[3::2]))
+            backend = "pytorch_lockstep" if flags.get("--backend") == "lockstep" else "pytorch"
+            return [{"rows": [{"world": world, "collective": name, "size": 0 if name == "barrier" else int(size),
+                               "dtype": "float", "backend": backend, "memory": "plain", "data": "ok",
+                               "p50_us": us[backend], **more}
+                              for name in flags["--collective"].split(",") for size in flags["--sizes"].split(",")]}]
+        with unittest.mock.patch.object(ranks, "run_ranks", run_ranks), \
+                unittest.mock.patch.object(ranks, "run", side_effect=ranks.Failure("not here")), \
+                unittest.mock.patch.object(collectives, "Progress"):
+            return collectives.present(collectives.measure(settings)), commands
+
+    def verdicts(self, findings):
+        return {(figure.what, figure.unit, figure.wanted): figure.verdict for figure in findings.figures
+                if figure.what.endswith(collectives.PYTHON)}
+
+    def test_only_the_backend_differs(self):
+        with unittest.mock.patch.dict(os.environ, {"PYTHONPATH": ""}):
+            _, commands = self.measured(self.SETTINGS, {"pytorch": 100.0, "pytorch_lockstep": 10.0})
+        ours = [one for one in commands if "lockstep" in one[0]]
+        self.assertEqual([world for _, world, _ in ours], [2, 2])
+        for command, world, env in ours:
+            self.assertEqual(command[2:4], ["--backend", "lockstep"])
+            self.assertEqual(env.pop("PYTHONPATH"), "/build/python")
+            self.assertIn((command[:2] + command[4:], world, env), commands)
+
+    def test_left_out_without_the_package(self):
+        settings = types.SimpleNamespace(**{**vars(self.SETTINGS), "package": None})
+        findings, commands = self.measured(settings, {"pytorch": 100.0})
+        self.assertIn(package.LEFT_OUT + ".", findings.notes)
+        self.assertFalse([command for command, _, _ in commands if "lockstep" in command])
+        self.assertEqual(list(self.verdicts(findings).values()), ["not measured"])
+        self.assertFalse([table.title for table in findings.tables if "over lockstep" in table.title])
+
+    def test_goal(self):
+        for us, verdict in ((12.0, "reached"), (13.0, "NOT REACHED")):
+            findings, _ = self.measured(self.SETTINGS, {"pytorch": 100.0, "pytorch_lockstep": us})
+            self.assertEqual(self.verdicts(findings), {
+                (f"all_reduce 25 MiB, 2 ranks, {collectives.PYTHON}", f"x {collectives.PYTORCH}", 8): verdict})
+
+    def test_shown_next_to_the_others(self):
+        findings, _ = self.measured(self.SETTINGS, {"pytorch": 100.0, "pytorch_lockstep": 10.0})
+        self.assertNotIn(package.LEFT_OUT + ".", findings.notes)
+        both, = (table for table in findings.tables if "PyTorch over lockstep" in table.title)
+        self.assertEqual({row[0] for row in both.rows}, set(collectives.COLLECTIVES))
+        self.assertIn(["all_reduce", "25 MiB", "100", "10.0", "10.0"], both.rows)
+        self.assertEqual(len(both.head), 5)
+        by_title = {table.title: table for table in findings.tables}
+        self.assertIn(collectives.PYTHON, by_title["all_reduce, 2 ranks: µs"].head)
+        self.assertNotIn(collectives.PYTHON, by_title["all_reduce, 4 ranks: µs"].head)
+        self.assertIn(collectives.PYTHON, [series.name for series in findings.plots[0].series])
+
+    def test_a_replacement_is_noted_for_its_own_backend(self):
+        times = {"pytorch": 100.0, "pytorch_lockstep": 10.0}
+        findings, _ = self.measured(self.SETTINGS, times, instead="another call")
+        for name in (collectives.PYTORCH, collectives.PYTHON):
+            self.assertIn(f"{name} has no broadcast; measured instead: another call.", findings.notes)
+
+
 class Losses(unittest.TestCase):
     RIGHT = {"losses": [[2.0, 1.0], [4.0, 3.0]]}
 
@@ -137,7 +293,8 @@ class Losses(unittest.TestCase):
     def test_figures_are_those_of_the_chosen_models(self):
         def run(_, model, variant, world):
             raise ranks.Failure("out of memory")
-        settings = types.SimpleNamespace(python="python3", quick=False, rounds=1, models=["gpt"], worlds=[2])
+        settings = types.SimpleNamespace(python="python3", package=None, quick=False, rounds=1, models=["gpt"],
+                                         worlds=[2])
         with unittest.mock.patch.object(training, "run_variant", run), unittest.mock.patch.object(training, "Progress"):
             findings = training.present(training.measure(settings))
         self.assertTrue(findings.failures)
