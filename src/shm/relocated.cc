@@ -95,8 +95,9 @@ bool Relocated::is_due(const StoragePtr& storage, Piece piece) {
       candidates_.try_emplace(piece.data, Candidate{c10::weak_intrusive_ptr(storage), piece.bytes, 1});
   if (added) return false;
   auto& candidate = found->second;
-  // The storage may be gone, and another one may have its memory.
-  if (candidate.bytes != piece.bytes || candidate.storage.lock() != storage) {
+  // The storage may be gone, and another one may have its memory. Not lock(): its result could be the last
+  // reference, and freeing the storage here would lock mutex_ again.
+  if (candidate.bytes != piece.bytes || candidate.storage._unsafe_get_target() != storage.get()) {
     candidate = {c10::weak_intrusive_ptr(storage), piece.bytes, 1};
     return false;
   }
