@@ -10,6 +10,7 @@ import datetime
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -62,16 +63,25 @@ def run(place, world, *arguments, **environment):
     """Starts ranks of this interpreter with `lockstep run`, and waits for their end."""
     command = [support.launcher(), "run", "--nproc-per-node", str(world), sys.executable, "-B", *arguments]
     return finished(subprocess.Popen(command, env={**place.environment, **environment}, cwd=place.folder, text=True,
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT), place)
 
 
-def finished(process):
-    """The process, with its output as `text`. It is killed if it hangs."""
+def finished(process, place):
+    """The process, with its output as `text`. If it hangs, it is ended, and the text shows where its ranks were."""
     try:
         process.text = process.communicate(timeout=support.PATIENCE_SECONDS)[0]
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.text = "killed, because it did not end:\n" + process.communicate()[0]
+        stacks = support.native_stacks(place.mark)
+        for pid in support.marked(place.mark):
+            if pid != process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+        try:
+            text = process.communicate(timeout=30)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = process.communicate()[0]
+        process.text = f"ended, because it hung:\n{text}\n{stacks}"
     return process
 
 

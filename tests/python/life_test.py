@@ -59,7 +59,7 @@ class Life(unittest.TestCase):
         """One process without a launcher."""
         process = subprocess.Popen([sys.executable, "-B", *arguments], env={**self.place.environment, **environment},
                                    cwd=self.place.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        return job.finished(process)
+        return job.finished(process, self.place)
 
     def torchrun(self, *code):
         return self.alone(os.path.join(HERE, "torchrun.py"), "--rdzv_backend", "c10d", "--rdzv_endpoint",

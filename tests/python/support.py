@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -74,6 +75,18 @@ def _is_zombie(pid):
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
+def native_stacks(mark):
+    """Where the threads of all processes of a test are, if gdb is there to ask."""
+    gdb = shutil.which("gdb")
+    return "\n".join(f"process {pid}:\n{_native_stacks(gdb, pid)}" for pid in marked(mark)) if gdb else ""
+
+
+def _native_stacks(gdb, pid):
+    shown = subprocess.run([gdb, "-p", str(pid), "-batch", "-ex", "thread apply all -q -s bt 20"], text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    return "".join(line for line in shown.stdout.splitlines(True) if line.startswith(("Thread", "#")))
+
+
 def wait_until(condition, what):
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -90,6 +103,7 @@ class Marked:
         self.folder = tempfile.mkdtemp(prefix="lockstep-test-")
         self.environment = {
             **os.environ, _MARK: self.mark, "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONFAULTHANDLER": "1",  # SIGABRT shows what each thread is doing
             "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")])),
             "IPYTHONDIR": self.folder, "JUPYTER_RUNTIME_DIR": self.folder, "JUPYTER_CONFIG_DIR": self.folder,
             "NO_COLOR": "1",
