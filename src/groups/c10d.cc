@@ -44,7 +44,7 @@ c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> sto
   const auto ranks = rendezvous::meet(*keys, mine, deadline);
   const auto backend = groups::choose_backend(mine.backend, ranks);
   if (backend == "shm") {
-    auto endpoint = make_endpoint(std::move(store), rank, world_size, timeout);
+    auto endpoint = make_endpoint(keys->for_backend(deadline), rank, world_size, timeout);
     // At once: later, a thread of the user that waits in the store may hold the lock of LibTorch's client.
     endpoint->connect();
     return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint));

@@ -25,11 +25,11 @@ std::string wanted_backend(const std::string& option) {
   } else {
     why = "no backend has this name";
   }
-  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" is not available", wanted),
-                                  .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
-                                  .evidence = why + "; available: shm" + (gloo::has_gloo() ? ", gloo" : ""),
-                                  .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it"
-                                                   : "leave InitOptions::backend at \"auto\""}));
+  throw UsageError(base::compose(
+      {.what = fmt::format("backend \"{}\" is not available", wanted),
+       .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
+       .evidence = why + "; available: shm" + (gloo::has_gloo() ? ", gloo" : ""),
+       .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it" : "leave the backend at \"auto\""}));
 }
 
 bool may_be_shm(const std::string& wanted) { return wanted == "auto" || wanted == "shm"; }

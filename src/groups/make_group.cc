@@ -97,17 +97,23 @@ void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
   }
 }
 
+c10::intrusive_ptr<c10d_backend> connected_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                int world_size, std::chrono::milliseconds timeout,
+                                                const std::string& address) {
+  auto gloo = gloo::make_gloo(store, rank, world_size, timeout, address);
+  // Gloo considers a peer connected when the kernel does. If a rank left now, it would close connections that
+  // a slower peer has not processed yet, and that peer would fail.
+  gloo->barrier()->wait();
+  return gloo;
+}
+
 void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
   const auto address = own_address(group.rank, group.ranks);
   try {
     // Gloo connects to one peer after the other, each with its own timeout.
     auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
                                        world_size = group.world_size, timeout = group.timeout, address] {
-      auto gloo = gloo::make_gloo(store, rank, world_size, timeout, address);
-      // Gloo considers a peer connected when the kernel does. If a rank left now, it would close connections
-      // that a slower peer has not processed yet, and that peer would fail.
-      gloo->barrier()->wait();
-      return gloo;
+      return connected_gloo(store, rank, world_size, timeout, address);
     });
     while (connecting.wait_for(kBetweenLooks) != std::future_status::ready) {
       if (deadline.expired()) throw std::runtime_error("timed out");
@@ -221,7 +227,7 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 c10::intrusive_ptr<c10d_backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                    const std::vector<RankFacts>& ranks,
                                                    std::chrono::milliseconds timeout) {
-  return gloo::make_gloo(store, rank, static_cast<int>(ranks.size()), timeout, own_address(rank, ranks));
+  return connected_gloo(store, rank, static_cast<int>(ranks.size()), timeout, own_address(rank, ranks));
 }
 
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {

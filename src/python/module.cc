@@ -2,6 +2,7 @@
 // Python exceptions.
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <string>
@@ -70,14 +71,21 @@ class Known : public torch::PyTorchError {
  public:
   explicit Known(const Error& error)
       : torch::PyTorchError(error.what()), type_(class_of(error)), culprits_(error.culprits()) {}
-  // torch calls it to raise the error, and sets no attributes. So the ranks are those of a class of its own.
+  // torch calls it to raise the error, and sets no attributes. So the ranks are those of a class of its own,
+  // which is made once (under the GIL).
   PyObject* python_type() override {
     if (culprits_.empty()) return type_;
-    const pybind11::handle type(type_);
-    const auto name = "lockstep." + type.attr("__name__").cast<std::string>();
-    pybind11::dict attributes;
-    attributes["culprits"] = culprits_;
-    return PyErr_NewException(name.c_str(), type_, attributes.ptr());
+    static auto& made = *new std::map<std::pair<PyObject*, std::vector<int>>, PyObject*>;
+    auto& made_type = made[{type_, culprits_}];
+    if (made_type == nullptr) {
+      const pybind11::handle type(type_);
+      const auto name = "lockstep." + type.attr("__name__").cast<std::string>();
+      pybind11::dict attributes;
+      attributes["culprits"] = culprits_;
+      attributes["_public"] = type;
+      made_type = PyErr_NewException(name.c_str(), type_, attributes.ptr());
+    }
+    return made_type;
   }
   PyObject* type() const { return type_; }
   const std::vector<int>& culprits() const { return culprits_; }

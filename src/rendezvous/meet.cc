@@ -107,7 +107,7 @@ void check_backends(const RankFacts& mine, const RankFacts& other) {
       base::compose({.what = "the ranks request different backends",
                      .evidence = fmt::format("{} requests \"{}\", {} requests \"{}\"", mine.describe(),
                                              mine.backend, other.describe(), other.backend),
-                     .hint = "give every process the same InitOptions::backend"}));
+                     .hint = "request the same backend in every process"}));
 }
 
 [[noreturn]] void throw_lost(int rank, int world_size, int other) {

@@ -415,21 +415,27 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
 Mesh::~Mesh() {
   // In a forked child, LibTorch's TCPStore must not be destroyed: its destructor would stop the server of the
   // parent, through a pipe that both have.
-  if (peers_[rank_].segment->inherited()) new c10::intrusive_ptr<c10d::Store>(store_);
+  if (store_ && peers_[rank_].segment->inherited()) new c10::intrusive_ptr<c10d::Store>(std::move(store_));
 }
 
 void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) {
   if (!listener_) throw UsageError("a mesh can be connected only once");
+  // A mesh lives as long as any Work of its group. The store must not: as long as it exists, LibTorch gives
+  // its server, with its keys, also to the next group at the same address.
+  const auto close = [&] {
+    listener_.reset();
+    store_.reset();
+  };
   try {
     Connector(*this, deadline, cancelled).run();
   } catch (...) {
-    listener_.reset();
+    close();
     for (int other = 0; other < static_cast<int>(peers_.size()); ++other) {
       if (other != rank_) peers_[other] = {};
     }
     throw;
   }
-  listener_.reset();
+  close();
 }
 
 std::vector<int> Mesh::ended_ranks() {

@@ -64,7 +64,7 @@ class Mesh {
  private:
   class Connector;
 
-  const c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Store> store_;  // null after connect()
   const int rank_;
   std::string token_;
   base::Fd listener_;

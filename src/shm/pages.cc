@@ -79,8 +79,18 @@ void copy_pages(std::byte* data, size_t bytes) {
   }
 }
 
-void populate_pages(std::byte* data, size_t bytes) {
-  [[maybe_unused]] const int ignored = ::madvise(data, bytes, kPopulateWrite);
+bool populate_pages(std::byte* data, size_t bytes) {
+  return ::madvise(data, bytes, kPopulateWrite) == 0 || errno == EINVAL;  // EINVAL: an older kernel
+}
+
+bool replace_pages(std::byte* data, size_t bytes) {
+  // Made elsewhere and then moved, because a mapping that fails at this address might leave a hole there.
+  void* const made =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) return false;
+  if (::mremap(made, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data) != MAP_FAILED) return true;
+  ::munmap(made, bytes);
+  return false;
 }
 
 void collapse_pages(std::byte* data, size_t bytes) {

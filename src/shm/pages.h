@@ -27,8 +27,12 @@ void punch_hole(const base::Fd& file, uint64_t offset, uint64_t bytes);
 // Makes this process's own copies of all pages in a range of a private mapping. Other threads may write to
 // the range at the same time.
 void copy_pages(std::byte* data, size_t bytes);
-// Maps all pages of a range in advance, where the kernel can.
-void populate_pages(std::byte* data, size_t bytes);
+// Maps all pages of a range in advance, where the kernel can. Returns false if there is no memory for them:
+// writing to them would end the process.
+bool populate_pages(std::byte* data, size_t bytes);
+// Replaces what is mapped there, whole pages, by private memory with undefined contents. Returns false, and
+// changes nothing, if the kernel has no memory for it.
+bool replace_pages(std::byte* data, size_t bytes);
 // Replaces small pages by huge ones, where the kernel can. The range consists of whole huge pages.
 void collapse_pages(std::byte* data, size_t bytes);
 

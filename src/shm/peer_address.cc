@@ -8,6 +8,7 @@
 
 #include "base/error_text.h"
 #include "base/host.h"
+#include "compat/message_of.h"
 
 namespace lockstep::shm {
 
@@ -55,7 +56,7 @@ auto ask_store(const rendezvous::RankFacts& asker, Question&& question) {
     throw PeerLostError(base::compose(
         {.what = "the store where the ranks meet is gone",
          .where = fmt::format("rank {}/{}, host {}", asker.rank, asker.world_size, base::host_name()),
-         .evidence = error.what(),
+         .evidence = compat::message_of(error),
          .hint = "look at the output of rank 0, which hosts it"}));
   }
 }

@@ -1,7 +1,9 @@
 #include "shm/relocated.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <fmt/format.h>
 
 #include <c10/core/CPUAllocator.h>
 
@@ -71,7 +73,7 @@ Relocated::Relocated(std::shared_ptr<Arena> arena)
 void Relocated::notice(const StoragePtr& storage, Piece piece) noexcept {
   try {
     const std::lock_guard lock(mutex_);
-    if (!enabled_ || !is_new(piece) || !is_due(storage, piece)) return;
+    if (!enabled_ || !can_move(piece) || !is_due(storage, piece)) return;
     move(storage, piece);
   } catch (const std::exception& error) {
     base::log_info("tensors are not moved into shared memory any more: {}", error.what());
@@ -79,11 +81,16 @@ void Relocated::notice(const StoragePtr& storage, Piece piece) noexcept {
   }
 }
 
-bool Relocated::is_new(Piece piece) const {
-  if (places_.size() >= kMostPlaces || arena_->segment().offset_of(piece.data, piece.bytes)) return false;
+// A piece that overlaps another place stays, unless the place is its own and private again.
+bool Relocated::can_move(Piece piece) const {
+  if (arena_->segment().offset_of(piece.data, piece.bytes)) return false;
   auto next = places_.lower_bound(piece.data);
-  if (next != places_.end() && common(next->second.piece, piece).bytes > 0) return false;
-  return next == places_.begin() || common(std::prev(next)->second.piece, piece).bytes == 0;
+  if (next != places_.end() && common(next->second.piece, piece).bytes > 0) {
+    const auto& place = next->second;
+    return place.separated && place.piece.data == piece.data && place.piece.bytes == piece.bytes;
+  }
+  if (next != places_.begin() && common(std::prev(next)->second.piece, piece).bytes > 0) return false;
+  return places_.size() < kMostPlaces;
 }
 
 bool Relocated::is_due(const StoragePtr& storage, Piece piece) {
@@ -120,50 +127,49 @@ void Relocated::move(const StoragePtr& storage, Piece piece) {
                        .block = block.offset,
                        .offset = block.offset + (piece.data - begin),
                        .shared = block.data + (piece.data - begin)};
-  const auto added = places_.emplace(piece.data, place).first;
+  const auto [entry, added] = places_.try_emplace(piece.data, place);
   try {
-    owner->add(shared_from_this(), piece.data);
-    copy_bytes(block.data + (first - begin), place.pages.data, place.pages.bytes);
+    if (added) owner->add(shared_from_this(), piece.data);
+    auto* const copy = block.data + (first - begin);
+    if (!populate_pages(copy, place.pages.bytes)) {
+      throw_system_error(fmt::format("cannot copy {} bytes to shared memory", place.pages.bytes), ENOMEM);
+    }
+    copy_bytes(copy, place.pages.data, place.pages.bytes);
     arena_->segment().add_alias(first, {block.offset + (first - begin), place.pages.bytes});
   } catch (...) {
-    places_.erase(added);
+    if (added) places_.erase(entry);
     arena_->free(block.offset);
     throw;
   }
+  entry->second = place;
   populate_pages(place.pages.data, place.pages.bytes);
   any_.store(true, std::memory_order_release);
 }
 
-void Relocated::erase(Places::iterator place) {
-  const auto block = place->second.block;
-  places_.erase(place);
-  any_.store(!places_.empty(), std::memory_order_release);
-  arena_->free(block);
-}
-
-// When its storage is freed. It may have been moved back before.
+// When its storage is freed.
 bool Relocated::release(std::byte* piece) {
   const std::lock_guard lock(mutex_);
-  const auto place = places_.find(piece);
-  if (place == places_.end()) return true;
-  if (!arena_->segment().remove_alias(place->second.pages.data)) {
-    base::log_warn("cannot replace shared memory by private memory: {} bytes are lost",
-                   place->second.piece.bytes);
-    places_.erase(place);
+  const auto found = places_.find(piece);
+  if (found == places_.end()) return true;
+  const auto place = found->second;
+  places_.erase(found);
+  any_.store(!places_.empty(), std::memory_order_release);
+  const bool replaced = place.separated ? replace_pages(place.pages.data, place.pages.bytes)
+                                        : arena_->segment().remove_alias(place.pages.data);
+  if (!replaced) {
+    base::log_warn("cannot replace shared memory by private memory: {} bytes are lost", place.piece.bytes);
     return false;
   }
-  erase(place);
+  if (!place.separated) arena_->free(place.block);
   return true;
 }
 
 void Relocated::before_fork() {
   mutex_.lock();
-  auto& segment = arena_->segment();
-  for (auto next = places_.begin(); next != places_.end();) {
-    const auto place = next++;
-    const auto& [piece, pages, block, offset, shared, users] = place->second;
-    if (users > 0 || segment.is_withdrawn({offset, piece.bytes})) continue;
-    if (segment.separate_alias(pages.data)) erase(place);
+  for (auto& [address, place] : places_) {
+    if (place.users > 0 || place.separated) continue;
+    place.separated = arena_->segment().separate_alias(place.pages.data);
+    if (place.separated) arena_->free(place.block);
   }
 }
 
@@ -189,7 +195,7 @@ std::optional<uint64_t> Relocated::enter(Piece piece) {
   if (!any_.load(std::memory_order_acquire)) return std::nullopt;
   const std::lock_guard lock(mutex_);
   auto* const place = find(piece);
-  if (place == nullptr) return std::nullopt;
+  if (place == nullptr || place->separated) return std::nullopt;
   const auto offset = place->offset + (piece.data - place->piece.data);
   if (arena_->segment().is_withdrawn({offset, piece.bytes})) return std::nullopt;
   for (const auto& edge : edges(*place, piece)) std::memcpy(place->shown(edge.data), edge.data, edge.bytes);

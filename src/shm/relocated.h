@@ -10,8 +10,9 @@
 //
 // Only memory of LibTorch's own allocator is moved, because only its end is certain.
 //
-// Before a fork, tensors that no call uses are moved back. So a child has its own copy of them, as of any
-// other memory. Later calls move them again.
+// Before a fork, tensors that no call uses become private again, at the same addresses, also while threads of
+// this process write to them. So a child has its own copy of them, as of any other memory. Later calls move
+// them again.
 //
 // Thread-safe.
 #pragma once
@@ -64,6 +65,8 @@ class Relocated : public std::enable_shared_from_this<Relocated> {
     uint64_t offset;    // of the piece
     std::byte* shared;  // its address in the segment
     int users = 0;      // calls between enter() and leave()
+    // Private again, at the same addresses; the block is free. A later call may move it again.
+    bool separated = false;
 
     std::byte* shown(const std::byte* address) const { return shared + (address - piece.data); }
   };
@@ -76,10 +79,9 @@ class Relocated : public std::enable_shared_from_this<Relocated> {
 
   Place* find(comm::Piece piece);
   static std::array<comm::Piece, 2> edges(const Place& place, comm::Piece piece);
-  bool is_new(comm::Piece piece) const;
+  bool can_move(comm::Piece piece) const;
   bool is_due(const StoragePtr& storage, comm::Piece piece);
   void move(const StoragePtr& storage, comm::Piece piece);
-  void erase(Places::iterator place);
   bool release(std::byte* piece);
 
   const std::shared_ptr<Arena> arena_;

@@ -425,22 +425,25 @@ void Segment::add_alias(std::byte* address, Range range) {
   }
 }
 
-bool Segment::remove_alias(std::byte* address) { return replace_alias(address, false); }
-
-bool Segment::separate_alias(std::byte* address) { return replace_alias(address, true); }
-
-bool Segment::replace_alias(std::byte* address, bool keep_contents) {
+bool Segment::remove_alias(std::byte* address) {
   const std::lock_guard lock(mappings_mutex_);
   const auto alias = aliases_.find(address);
-  const size_t bytes = alias->second.bytes;
-  // Prepared elsewhere and then moved, because a mapping that fails at this address might leave a hole there.
-  void* const made =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (made == MAP_FAILED) return false;
-  if (keep_contents) copy_bytes(static_cast<std::byte*>(made), address, bytes);
-  if (::mremap(made, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) == MAP_FAILED) {
-    ::munmap(made, bytes);
-    return false;
+  if (!replace_pages(address, alias->second.bytes)) return false;
+  aliases_.erase(alias);
+  return true;
+}
+
+bool Segment::separate_alias(std::byte* address) {
+  const std::lock_guard lock(mappings_mutex_);
+  const auto alias = aliases_.find(address);
+  const auto whole = alias->second;
+  // What was withdrawn is private already, and the file has no bytes for it.
+  std::vector<Range> shared = {whole};
+  for (const auto& gone : withdrawn_) shared = without(shared, gone);
+  for (const auto& part : shared) {
+    std::byte* const data = address + (part.offset - whole.offset);
+    if (!map_privately(data, part)) return false;
+    copy_pages(data, part.bytes);
   }
   aliases_.erase(alias);
   return true;

@@ -122,10 +122,12 @@ class Segment {
   // memory that was there is lost; threads that read it meanwhile see either. If it throws SystemError,
   // nothing has changed.
   void add_alias(std::byte* address, Range range);
-  // Replaces an alias by private memory, whose contents are undefined. Also in a forked child. Returns false,
-  // and changes nothing, if the kernel has no memory for it.
+  // Replaces an alias by private memory, whose contents are undefined (replace_pages()). Also in a forked
+  // child. Returns false, and changes nothing, if the kernel has no memory for it.
   bool remove_alias(std::byte* address);
-  // The same with the contents that the alias has, while no other process writes to it.
+  // Ends an alias whose contents remain, while no other process writes to it; threads of this process may.
+  // Its pages are then private, but still mapped from the file: call replace_pages() when they are no longer
+  // used. Returns false, and changes nothing, if the kernel does not allow it.
   bool separate_alias(std::byte* address);
 
   // Registers the handlers that forks need. They run after those that are registered later, and before them
@@ -166,7 +168,6 @@ class Segment {
     Range range;
   };
   std::vector<View> views_of(Range range);
-  bool replace_alias(std::byte* address, bool keep_contents);
   void take_away(Range range);
   static Range common(Range a, Range b);
   static std::vector<Range> without(const std::vector<Range>& ranges, Range gone);

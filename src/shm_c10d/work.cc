@@ -100,8 +100,7 @@ void Work::completed() noexcept {
   } catch (...) {
     error_ = std::current_exception();
   }
-  info_.finish = nullptr;
-  info_.keep_alive.clear();
+  release_memory();
   bool has_future = false;
   {
     const std::lock_guard lock(mutex_);
@@ -115,13 +114,23 @@ void Work::completed() noexcept {
   }
 }
 
+// Memory that belongs to Python is freed only while the interpreter runs, as callbacks are called.
+void Work::release_memory() noexcept {
+  const RunningCallbacks callbacks;
+  if (!callbacks.allowed()) return;
+  info_.finish = nullptr;
+  info_.keep_alive.clear();
+}
+
 void Work::conclude() noexcept {
+  const RunningCallbacks callbacks;
   run_callbacks();
   finish(error_);
   run_callbacks();  // of a future that was requested meanwhile
   // This may destroy *this, so no member may be accessed afterwards. (self_.reset() would write to it after
   // the destruction.)
-  const auto last_reference = std::move(self_);
+  auto last_reference = std::move(self_);
+  if (!callbacks.allowed()) last_reference.release();
 }
 
 // No caller can catch what a callback throws, so it becomes an error of the group.

@@ -57,6 +57,7 @@ class Work : public c10d::Work, private shm::Completion {
   c10::IValue value() const;
   void complete_future();
   void run_callbacks() noexcept;
+  void release_memory() noexcept;
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   WorkInfo info_;

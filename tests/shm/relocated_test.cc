@@ -1,11 +1,15 @@
 // Tensors that LibTorch has allocated and that are reduced again and again: they are moved into shared memory
 // while nobody can tell, except by the map of the process.
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <fstream>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sstream>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -29,9 +33,11 @@ bool is_shared(const void* address) {
   for (std::string line; std::getline(maps, line);) {
     uintptr_t from = 0, to = 0;
     char dash = 0;
-    std::istringstream(line) >> std::hex >> from >> dash >> to;
+    std::string access;
+    std::istringstream(line) >> std::hex >> from >> dash >> to >> access;
     const auto at = reinterpret_cast<uintptr_t>(address);
-    if (at >= from && at < to) return line.find("lockstep-memory") != std::string::npos;
+    if (at < from || at >= to) continue;
+    return access.back() == 's' && line.find("lockstep-memory") != std::string::npos;
   }
   return false;
 }
@@ -274,6 +280,41 @@ TEST(RelocatedInDetail, AForkedChildHasItsOwnCopy) {
     EXPECT_TRUE(at::equal(tensor, later));
     ::close(pipe[0]);
     ::close(pipe[1]);
+  });
+}
+
+TEST(RelocatedInDetail, AForkLosesNothingThatAnotherThreadWrites) {
+  run_ranks(2, "shm", [](ProcessGroup& group) {
+    auto tensor = at::empty({kMovedElements});
+    constexpr size_t kWords = kMovedElements;
+    auto* const words = static_cast<volatile uint32_t*>(tensor.data_ptr());
+    for (int i = 0; i < 10; ++i) {
+      reduce_often(group, tensor);
+      ASSERT_TRUE(was_moved(tensor));
+      if (group.rank() == 1) continue;  // leaves its CPU to the writer
+      std::atomic<bool> begun = false, ending = false;
+      int64_t lost = 0;
+      std::thread writer([&] {
+        cpu_set_t others;  // than the CPU of this rank, which the fork uses
+        std::memset(&others, 0xff, sizeof others);
+        CPU_CLR(::sched_getcpu(), &others);
+        ::sched_setaffinity(0, sizeof others, &others);  // fails if there are none
+        for (uint32_t pass = 1; !ending; ++pass, begun = true) {
+          for (size_t word = 0; word < kWords; ++word) {
+            if (pass > 1 && words[word] != pass - 1) ++lost;
+            words[word] = pass;
+          }
+        }
+      });
+      while (!begun) std::this_thread::yield();
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      ending = true;
+      writer.join();
+      EXPECT_EQ(lost, 0);
+    }
   });
 }
 
