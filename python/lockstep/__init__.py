@@ -15,6 +15,12 @@ except ModuleNotFoundError as error:
 else:
     from ._C import Error, MismatchError, PeerLostError, SystemError, TimeoutError, UsageError  # noqa: A004
 
+    def _reduce(error):
+        """For pickle: an error of a backward pass has a class of its own (src/python/module.cc)."""
+        public = getattr(type(error), "_public", type(error))
+        return public, error.args, {**error.__dict__, "culprits": error.culprits}
+
+    Error.__reduce__ = _reduce
     Options = backend.Options
     backend.register()
 

@@ -18,10 +18,13 @@ namespace lockstep {
 
 namespace {
 
-rendezvous::KeyStorePtr keys_of(c10::intrusive_ptr<c10d::Store> store, int rank,
+std::shared_ptr<rendezvous::ForeignStore> foreign(c10::intrusive_ptr<c10d::Store> store, int rank) {
+  return std::make_shared<rendezvous::ForeignStore>(std::move(store), rank);
+}
+
+rendezvous::KeyStorePtr keys_of(std::shared_ptr<rendezvous::ForeignStore> store,
                                 std::chrono::milliseconds timeout, const char* prefix) {
-  return c10::make_intrusive<rendezvous::KeyStore>(
-      std::make_shared<rendezvous::ForeignStore>(std::move(store), rank), prefix, timeout);
+  return c10::make_intrusive<rendezvous::KeyStore>(std::move(store), prefix, timeout);
 }
 
 std::shared_ptr<shm::Endpoint> make_endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
@@ -29,11 +32,20 @@ std::shared_ptr<shm::Endpoint> make_endpoint(c10::intrusive_ptr<c10d::Store> sto
   return std::make_shared<shm::Endpoint>(std::move(store), rank, world_size, timeout, "c10d group");
 }
 
+// The backend keeps the store until it is destroyed, for the sake of forked children (ForeignStore). The
+// endpoint does not: it exists as long as any Work, and as long as the store exists, LibTorch gives its
+// server, with its keys, also to the next group at the same address.
+c10::intrusive_ptr<c10d_backend> make_backend(std::shared_ptr<shm::Endpoint> endpoint,
+                                              std::shared_ptr<rendezvous::ForeignStore> store) {
+  return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint), std::move(store));
+}
+
 // The ranks meet: to learn whether they can share memory, and where Gloo finds them.
 c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                                              std::chrono::milliseconds timeout, const std::string& name) {
   const auto deadline = base::Deadline::in(timeout);
-  const auto keys = keys_of(store, rank, timeout, "lockstep-backend");
+  const auto store_of_all = foreign(std::move(store), rank);
+  const auto keys = keys_of(store_of_all, timeout, "lockstep-backend");
   auto mine = rendezvous::facts_of_this_process(rank, world_size);
   mine.backend = groups::wanted_backend(name);
   if (const auto master = base::env_string("MASTER_ADDR")) {
@@ -47,7 +59,7 @@ c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> sto
     auto endpoint = make_endpoint(keys->for_backend(deadline), rank, world_size, timeout);
     // At once: later, a thread of the user that waits in the store may hold the lock of LibTorch's client.
     endpoint->connect();
-    return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint));
+    return make_backend(std::move(endpoint), store_of_all);
   }
   return groups::make_gloo_backend(keys->for_backend(deadline), rank, ranks, timeout);
 }
@@ -70,9 +82,9 @@ c10::intrusive_ptr<c10d_backend> make_c10d_backend(const std::string& name,
                                     .hint = "pass a store that all ranks share, and a positive timeout"}));
   }
   if (connected || name != "shm") return make_agreed(std::move(store), rank, world_size, timeout, name);
-  auto endpoint = make_endpoint(std::move(store), rank, world_size, timeout);
+  auto endpoint = make_endpoint(store, rank, world_size, timeout);
   endpoint->connect_in_background();
-  return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint));
+  return make_backend(std::move(endpoint), foreign(std::move(store), rank));
 }
 
 std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend> backend,
@@ -89,7 +101,7 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->rank = backend->getRank();
   impl->world_size = backend->getSize();
   impl->timeout = timeout;
-  const auto keys = keys_of(std::move(store), impl->rank, timeout, "lockstep");
+  const auto keys = keys_of(foreign(std::move(store), impl->rank), timeout, "lockstep");
   impl->ranks =
       rendezvous::meet(*keys, rendezvous::facts_of_this_process(impl->rank, impl->world_size), deadline);
   impl->placement = rendezvous::placement_of(impl->rank, impl->ranks);

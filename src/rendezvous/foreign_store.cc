@@ -28,6 +28,10 @@ std::string failed_key(const std::string& topic) { return topic + "failed"; }
 ForeignStore::ForeignStore(c10::intrusive_ptr<c10d::Store> store, int rank)
     : store_(std::move(store)), rank_(rank) {}
 
+ForeignStore::~ForeignStore() {
+  if (::getpid() != made_by_) store_.release();
+}
+
 template <class Call>
 auto ForeignStore::within(Deadline deadline, Call call) const {
   const auto where = [&] { return fmt::format("rank {}, host {}", rank_, base::host_name()); };

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <unistd.h>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,6 +20,9 @@ namespace lockstep::rendezvous {
 class ForeignStore final : public store::KeyValues {
  public:
   ForeignStore(c10::intrusive_ptr<c10d::Store> store, int rank);
+  // In a forked child, LibTorch's store is not destroyed: the destructor of a TCPStore would stop the server
+  // of the parent, through a pipe that both have.
+  ~ForeignStore() override;
 
   void set(const std::string& key, const std::string& value, base::Deadline deadline) override;
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& wanted,
@@ -39,7 +43,8 @@ class ForeignStore final : public store::KeyValues {
   template <class Call>
   auto within(base::Deadline deadline, Call call) const;
 
-  const c10::intrusive_ptr<c10d::Store> store_;
+  const pid_t made_by_ = ::getpid();
+  c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   mutable std::atomic<bool> stuck_{false};
   std::mutex mutex_;

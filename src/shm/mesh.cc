@@ -412,16 +412,8 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
                   {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }
 
-Mesh::~Mesh() {
-  // In a forked child, LibTorch's TCPStore must not be destroyed: its destructor would stop the server of the
-  // parent, through a pipe that both have.
-  if (store_ && peers_[rank_].segment->inherited()) new c10::intrusive_ptr<c10d::Store>(std::move(store_));
-}
-
 void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) {
   if (!listener_) throw UsageError("a mesh can be connected only once");
-  // A mesh lives as long as any Work of its group. The store must not: as long as it exists, LibTorch gives
-  // its server, with its keys, also to the next group at the same address.
   const auto close = [&] {
     listener_.reset();
     store_.reset();

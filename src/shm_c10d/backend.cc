@@ -28,8 +28,10 @@ using comm::Request;
 
 }  // namespace
 
-Backend::Backend(std::shared_ptr<shm::Endpoint> endpoint)
-    : c10d_backend(endpoint->rank(), endpoint->world_size()), endpoint_(std::move(endpoint)) {
+Backend::Backend(std::shared_ptr<shm::Endpoint> endpoint, std::shared_ptr<const void> kept)
+    : c10d_backend(endpoint->rank(), endpoint->world_size()),
+      endpoint_(std::move(endpoint)),
+      kept_(std::move(kept)) {
   init();
 }
 

@@ -10,8 +10,9 @@ namespace lockstep::shm_c10d {
 // Arguments are checked as in LibTorch's Gloo backend, with the same messages (compat::ArgumentError).
 class Backend : public c10d_backend {
  public:
-  // Becomes an owner of the endpoint; the destructor calls its retire().
-  explicit Backend(std::shared_ptr<shm::Endpoint> endpoint);
+  // Becomes an owner of the endpoint; the destructor calls its retire(). `kept` exists as long as the
+  // backend.
+  explicit Backend(std::shared_ptr<shm::Endpoint> endpoint, std::shared_ptr<const void> kept = nullptr);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "shm"; }
@@ -50,6 +51,7 @@ class Backend : public c10d_backend {
   WorkPtr sparse_allreduce(const List& tensors, const c10d::AllreduceOptions& options);
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
+  const std::shared_ptr<const void> kept_;
 };
 
 }  // namespace lockstep::shm_c10d

@@ -10,7 +10,9 @@ from job import RankCase
 import lockstep
 
 # Long enough for three ranks to connect, and to enter a barrier, while the cores are busy with something else.
-SHORT = datetime.timedelta(milliseconds=1500)
+SHORT = datetime.timedelta(seconds=5)
+# For calls that the other ranks do not make at all.
+SHORTER = datetime.timedelta(milliseconds=500)
 
 
 class Classes(RankCase):
@@ -91,11 +93,14 @@ class Timeouts(RankCase):
 
     def setUp(self):
         super().setUp()
-        self.short = dist.new_group(timeout=SHORT)
-        # Now all ranks are connected. That needs the store, which a rank that waits in it does not share.
+        # Connects all ranks. That needs the store, which a rank that waits in it does not share.
         dist.barrier(self.group)
-        dist.barrier(self.short)
         self.store = dist.PrefixStore(self.id(), dist.distributed_c10d._get_default_store())
+
+    def short_group(self):
+        group = dist.new_group(timeout=SHORT)
+        dist.barrier(group)
+        return group
 
     def is_late(self):
         """In rank 1: waits for the others; in those: False."""
@@ -107,11 +112,12 @@ class Timeouts(RankCase):
         self.store.set(f"seen {self.rank}", "1")
 
     def test_a_collective(self):
+        group = self.short_group()
         if self.is_late():
             return
         try:
             with self.assertRaises(lockstep.TimeoutError) as caught:
-                dist.all_reduce(torch.ones(3), group=self.short)
+                dist.all_reduce(torch.ones(3), group=group)
         finally:
             self.seen()
         text = str(caught.exception)
@@ -122,43 +128,45 @@ class Timeouts(RankCase):
         self.assertIsInstance(caught.exception, RuntimeError)
 
     def test_a_message(self):
+        group = self.short_group()
         if self.rank != 0:
             self.store.wait(["seen 0"])
             return
         try:
             with self.fails(lockstep.TimeoutError, "recv of 2 Float from rank 1"):
-                dist.recv(torch.zeros(2), 1, group=self.short)
+                dist.recv(torch.zeros(2), 1, group=group)
         finally:
             self.seen()
 
     def test_a_group_keeps_its_own(self):
         # A group with a long timeout waits, although another one has a short one.
+        short = self.short_group()
         if self.is_late():
             dist.barrier(self.group)
             return
         work = dist.barrier(self.group, async_op=True)
         try:
             with self.fails(lockstep.TimeoutError):
-                dist.barrier(self.short)
+                dist.barrier(short)
             self.assertFalse(work.is_completed())
         finally:
             self.seen()
         work.wait()
 
-    def monitored(self, wait_all_ranks):
+    def monitored(self, timeout, wait_all_ranks):
         with self.assertRaises(lockstep.TimeoutError) as caught:
-            dist.monitored_barrier(self.group, SHORT, wait_all_ranks=wait_all_ranks)
+            dist.monitored_barrier(self.group, timeout, wait_all_ranks=wait_all_ranks)
         return caught.exception
 
     def test_monitored_barrier_names_the_rank(self):
         if self.is_late():
             return
         try:
-            text = str(self.monitored(wait_all_ranks=False))
+            text = str(self.monitored(SHORT, wait_all_ranks=False))
         finally:
             self.seen()
         if self.rank == 0:
-            self.assertIn("Rank 1 failed to pass monitoredBarrier in 1500 ms", text)
+            self.assertIn("Rank 1 failed to pass monitoredBarrier in 5000 ms", text)
         else:
             self.assertIn(f"Rank {self.rank} successfully reached monitoredBarrier", text)
         self.assertNotIn("frame #", text)
@@ -168,18 +176,18 @@ class Timeouts(RankCase):
             self.store.wait(["seen 0"])
             return
         try:
-            text = str(self.monitored(wait_all_ranks=True))
+            text = str(self.monitored(SHORTER, wait_all_ranks=True))
         finally:
             self.seen()
         ranks = ", ".join(map(str, self.others))
-        self.assertIn(f"Ranks {ranks} failed to pass monitoredBarrier in 1500 ms", text)
+        self.assertIn(f"Ranks {ranks} failed to pass monitoredBarrier in 500 ms", text)
 
     def test_monitored_barrier_has_culprits(self):
         if self.rank != 0:
             self.store.wait(["seen 0"])
             return
         try:
-            error = self.monitored(wait_all_ranks=True)
+            error = self.monitored(SHORTER, wait_all_ranks=True)
         finally:
             self.seen()
         self.assertEqual(list(error.culprits), self.others)

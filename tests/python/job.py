@@ -123,11 +123,15 @@ class _Findings:
     def __init__(self, world):
         self._world = world
         self._by_rank = None
+        self._status = None
         self._output = ""
 
+    def check_end(self, case):
+        self._start_once()
+        case.assertEqual(self._status, 0, self._output)
+
     def check(self, case, name):
-        if self._by_rank is None:
-            self._start()
+        self._start_once()
         missing = [rank for rank in range(self._world) if name not in self._by_rank[rank]]
         if missing:
             case.fail(f"the test did not end in ranks {missing}; the job's output:\n{self._output}")
@@ -137,10 +141,13 @@ class _Findings:
         if found[0][1]:
             case.skipTest(found[0][1])
 
-    def _start(self):
+    def _start_once(self):
+        if self._by_rank is not None:
+            return
         place = support.Marked()
         try:
             done = run(place, self._world, os.path.abspath(sys.argv[0]), **{_RESULTS: place.folder})
+            self._status = done.returncode
             self._output = f"status {done.returncode}\n{done.text}"
             self._by_rank = [self._read(os.path.join(place.folder, str(rank))) for rank in range(self._world)]
         finally:
@@ -163,6 +170,7 @@ def _reporter(world, tests):
         return lambda case: findings.check(case, name)
 
     body = {f"test_{_name(test).replace('.test_', '_')}": method(_name(test)) for test in tests}
+    body["test_the_ranks_end_with_status_0"] = lambda case: findings.check_end(case)
     made = type(f"On{world}Ranks", (unittest.TestCase,), body)
     return unittest.skipIf(reason, reason)(made)
 

@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # Every program starts with this. It says what it does in lines that start with the rank, because not every launcher
 # puts it there.
 PROLOGUE = """
-import datetime, os, signal, sys, time
+import datetime, os, pickle, signal, sys, time
 import torch, torch.distributed as dist
 import lockstep
 from torch.nn.parallel import DistributedDataParallel
@@ -89,7 +89,6 @@ class Starts(Life):
         self.spawned("file://" + os.path.join(self.place.folder, "meeting"))
 
     def test_a_port_as_the_meeting_point(self):
-        # Rank 0 chooses a free port, and tells the other one.
         self.spawned("tcp://127.0.0.1:{port}")
 
     def spawned(self, meeting):
@@ -110,9 +109,12 @@ def body(rank, meeting):
 
 if __name__ == "__main__":
     with socket.socket() as free:
+        # Stays bound, so that no other process is given the port. Rank 0 can bind it, too: this one does not
+        # listen.
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(body, ({meeting!r}.format(port=port),), nprocs=2)
+        torch.multiprocessing.spawn(body, ({meeting!r}.format(port=port),), nprocs=2)
     print("joined")
 """))
         self.assertEqual(done.returncode, 0, done.text)
@@ -135,6 +137,24 @@ for number in range(3):
 """)
         for rank in (0, 1):
             self.assertEqual(self.said(done, rank), ["again lockstep", "again gloo", "again lockstep"])
+
+    def test_again_at_the_same_address(self):
+        # A Work that the script keeps must not keep the store, and with it the keys of the first group.
+        done = self.alone(self.write("""
+import socket
+
+with socket.socket() as free:
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # bound, so that no other process is given the port
+    free.bind(("127.0.0.1", 0))
+    works_of = []
+    for number in range(3):
+        dist.init_process_group("lockstep", init_method=f"tcp://127.0.0.1:{free.getsockname()[1]}", rank=0, world_size=1)
+        works_of.append(dist.all_reduce(torch.ones(3), async_op=True))
+        works_of[-1].wait()
+        dist.destroy_process_group()
+print("ok")
+"""))
+        self.assertEqual((done.returncode, done.text.split()), (0, ["ok"]), done.text)
 
     def test_options_of_the_default_group(self):
         done = self.ranks("""
@@ -180,6 +200,7 @@ class Deaths(Life):
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 model = DistributedDataParallel(torch.nn.Linear(4, 4))
 def describe(error):
+    error = pickle.loads(pickle.dumps(error))  # as a pool of processes does
     return f"{type(error).__name__} {list(getattr(error, 'culprits', ['none']))} {error}".replace("\\n", " ")
 for step in range(100_000):
     if step == 5 and rank == 1:
@@ -251,6 +272,16 @@ works()
 if rank == 0:
     work = dist.all_reduce(torch.ones(100_000), async_op=True)
     future = work.get_future()
+say("ok")
+""")
+
+    def test_with_memory_that_belongs_to_python(self):
+        # Rank 1 ends first, so the call ends while Python ends in rank 0: there, nothing may free Python's memory.
+        self.silent("""
+import numpy
+works()
+if rank == 0:
+    dist.all_reduce(torch.from_numpy(numpy.ones(100_000, dtype="float32")), async_op=True)
 say("ok")
 """)
 

@@ -127,6 +127,23 @@ class Views(unittest.TestCase):
                          "[rank 0] 10%\r[rank 0] 20%\n")
         self.assertEqual(self.shown((0, b"a\r\nb\n")), "[rank 0] a\n[rank 0] b\n")
 
+    def test_a_return_after_the_text(self):
+        self.assertEqual(self.shown((0, b"0%\r"), (None, None), (0, b"1%\r"), (None, None), (0, b"2%\r")),
+                         "[rank 0] 0%\r[rank 0] 1%\r[rank 0] 2%\n")
+        self.assertEqual(self.shown((0, b"0%\r"), (0, b"1%\r"), (0, b"\n")), "[rank 0] 1%\n")
+        self.assertEqual(self.shown((0, b"abc\r"), (None, None), (None, None), (0, b"\n")), "[rank 0] abc\n")
+        self.assertEqual(self.shown((0, b"0%\r"), (None, None), (1, b"x\n"), (0, b"1%\r")),
+                         "[rank 0] 0%\n[rank 1] x\n[rank 0] 1%\n")
+
+    def test_more_of_a_line_does_not_delay_it(self):
+        with mock.patch.object(view, "time") as time, contextlib.redirect_stdout(io.StringIO()) as out:
+            shown = view.View()
+            for tenth in range(10):
+                time.monotonic.return_value = tenth / 10
+                shown.feed(0, b".")
+                shown.show_idle()
+        self.assertRegex(out.getvalue(), r"^\[rank 0\] \.{6,10}$")
+
     def test_any_bytes(self):
         euro = "€".encode()
         self.assertEqual(self.shown((0, euro[:1]), (0, euro[1:] + b"\xff\n")), "[rank 0] €\ufffd\n")
@@ -178,15 +195,26 @@ class Cells(unittest.TestCase):
     def test_an_exception_that_cannot_be_printed(self):
         source = "class E(Exception):\n    def __str__(self): raise ValueError\nraise E"
         self.assertEqual(self.described(source)["summary"], "E")
+        source = "class E(SyntaxError):\n    text = 1\nraise E"
+        self.assertEqual(self.described(source)["summary"], "E")
+
+    def test_a_long_chain_of_causes(self):
+        error = self.described("error = None\nfor number in range(1200):\n    try:\n"
+                               "        raise ValueError(number) from error\n"
+                               "    except ValueError as caught:\n        error = caught\nraise error")
+        self.assertEqual(error["summary"], "ValueError: 1199")
+        self.assertIn("ValueError: 0\n", error["text"])
+        self.assertNotIn("cell.py", error["text"])
 
 
 class Everywhere(unittest.TestCase):
     def test_which_cells_run_on_the_ranks(self):
-        for cell_text in ("x = 1\n", "# a comment\nx\n", "\nx\n", "a % b\n"):
+        for cell_text in ("x = 1\n", "# a comment\nx\n", "\nx\n", "a % b\n", "x = 1  # why?\n",
+                          "f(x)  # right??\n"):
             lines = cell_text.splitlines(True)
             self.assertEqual(everywhere.to_all_ranks(lines), ["%%rank all\n", *lines])
         for cell_text in ("%pull 0:x\n", "%%rank 0\nx\n", "# fetch\n%pull 0:x\n", "!ls\n", "x?\n", "?x\n",
-                          "\n", "", "# only\n", "exit\n"):
+                          "x = 1\nx.y[0]??\n", "%pull?\n", "\n", "", "# only\n", "exit\n"):
             lines = cell_text.splitlines(True)
             self.assertEqual(everywhere.to_all_ranks(lines), lines, cell_text)
 

@@ -97,11 +97,20 @@ class WithoutRanks(WithKernel):
 class Cells(WithKernel):
     """In ranks that all of these tests use, one after the other."""
 
+    # A rank may be late at any time on a busy machine. With the usual times, that changes what is shown together.
+    WAIT_LONG = "call._COLLECT_SECONDS = view.IDLE_SECONDS = 60"
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         started = cls.kernel.run(INIT)
         assert "2 ranks over gloo" in started.stdout, started
+        cls.kernel.run("from lockstep.notebook import call, view\n" + cls.WAIT_LONG)
+
+    def show_at_once(self):
+        """In this test, the kernel does not wait for the rest of a line, or for another rank."""
+        self.run_cell("call._COLLECT_SECONDS = view.IDLE_SECONDS = 0.2")
+        self.addCleanup(self.run_cell, self.WAIT_LONG)
 
     def test_selected_ranks(self):
         forms = {"0": [0], "[0]": [0], "0,1": [0, 1], "0-1": [0, 1], "[0, 1]": [0, 1], "all": [0, 1]}
@@ -145,6 +154,7 @@ class Cells(WithKernel):
                           ("1 stdout", "2 stderr", "3 descriptor", "4 child", "5 C", "6 no newline")])
 
     def test_output_is_shown_while_the_cell_runs(self):
+        self.show_at_once()
         receive = self.kernel.send("%%rank 0\nimport os, time\nprint('started')\n"
                                    "print('unfinished', end='')\n"
                                    "while not os.path.exists('go'): time.sleep(0.01)")
@@ -197,6 +207,7 @@ class Cells(WithKernel):
         self.assert_ranks_work()
 
     def test_a_rank_that_fails_alone_is_shown_at_once(self):
+        self.show_at_once()
         receive = self.kernel.send("%%rank all\nimport os, time\nif rank == 0: raise KeyError('first')\n"
                                    "while not os.path.exists('done'): time.sleep(0.01)")
         output = receive(until=lambda output: "hint: interrupt" in output.stderr)
@@ -320,6 +331,14 @@ class Interrupts(WithKernel):
         self.assertIn(receive().error[0], ("CellInterrupted", "KeyboardInterrupt"))
         self.assert_ranks_work()
 
+    def test_an_interrupt_while_a_cell_is_sent(self):
+        self.run_cell("import os, signal\nfrom unittest import mock\nfrom lockstep.notebook.peer import Peer\n"
+                      "start = Peer.start\ndef interrupted(*arguments):\n    start(*arguments)\n"
+                      "    os.kill(os.getpid(), signal.SIGINT)")
+        self.fails("with mock.patch.object(Peer, 'start', interrupted):\n    get_ipython().run_cell_magic("
+                   "'rank', '0', 'import time; time.sleep(600)')", "CellInterrupted")
+        self.assert_ranks_work()
+
     def test_a_cell_that_does_not_end_is_named(self):
         output = self.interrupted("%%rank all\nimport time\nprint('ready')\nwhile True:\n    try:\n"
                                   "        time.sleep(600)\n    except KeyboardInterrupt:\n        pass")
@@ -384,7 +403,24 @@ class Deaths(WithKernel):
     def test_a_rank_that_exits_with_status_0(self):
         self.start()
         self.fails("%%rank all\nimport os, time\nif rank == 1: os._exit(0)\ntime.sleep(600)", "RanksEnded",
-                   "rank 1 exited with status 0", "the cell on rank 0 was stopped because of it")
+                   "rank 1 exited with status 0", "the cell on rank 0 was stopped because of it",
+                   "hint: do not call os._exit")
+
+    def test_a_rank_whose_end_nobody_explains(self):
+        self.start()
+        self.run_cell("from lockstep.notebook import cluster\n"
+                      "seconds, cluster._REPORT_SECONDS = cluster._REPORT_SECONDS, 0.1")
+        self.addCleanup(self.run_cell, "cluster._REPORT_SECONDS = seconds")
+        self.fails("%%rank 1\nimport ctypes\nctypes.CDLL(None)._exit(0)", "RanksEnded", "rank 1 has ended (pid ",
+                   "); the launcher did not say how\nhint: %dist_init")
+
+    def test_a_rank_that_dies_before_the_end(self):
+        pids = self.start()
+        os.kill(pids[0], signal.SIGKILL)
+        support.wait_until(lambda: not os.path.exists(f"/proc/{pids[0]}"), "rank 0 is alive")
+        output = self.run_cell("%dist_close").stdout
+        self.assertIn("rank 0 was killed by signal 9", output)
+        self.assertNotIn("2 ranks ended", output)
 
     def test_a_rank_that_crashes(self):
         self.start()
@@ -429,6 +465,15 @@ class KernelEnds(unittest.TestCase):
     def test_close(self):
         self.assertIn("2 ranks ended", self.kernel.run("%dist_close").stdout)
         self.assertEqual(support.marked(self.kernel.place.mark), [self.kernel.pid])
+
+    def test_close_shows_the_last_output(self):
+        self.kernel.run("%%rank 0\nimport atexit, os, threading, time\natexit.register(print, 'at exit')\n"
+                        "def body():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+                        "    print('after the cell')\nthreading.Thread(target=body).start()")
+        with open(os.path.join(self.kernel.place.folder, "go"), "w", encoding="utf-8"):
+            pass
+        output = self.kernel.run("%dist_close").stdout
+        self.assertEqual(output, "[rank 0] after the cell\n[rank 0] at exit\n2 ranks ended\n")
 
     def test_shutdown(self):
         self.kernel.manager.shutdown_kernel(now=False)

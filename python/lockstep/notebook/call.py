@@ -21,7 +21,7 @@ STUCK_HINT = "make the call that it waits for on the other ranks, or end all ran
 
 
 @contextlib.contextmanager
-def _interrupts():
+def interrupts():
     """Yields a descriptor that becomes readable when the user interrupts the kernel, or None. Meanwhile,
     KeyboardInterrupt is not raised: it could lose bytes that have just been received."""
     if threading.current_thread() is not threading.main_thread():
@@ -55,21 +55,21 @@ class Call:
         self._interrupted_at = None
         self._repeat_at = None
 
-    def wait(self):
+    def wait(self, interrupt):
         """Blocks until all ranks have replied. Returns the errors by rank. Raises RanksEnded,
-        CellInterrupted, or TimeoutError after `seconds`."""
-        with _interrupts() as interrupt:
-            while self._waiting():
-                if self._cluster.step(self._view, self._timeout(), interrupt):
-                    os.read(interrupt, 64)
-                    self._on_interrupt()
-                self._collect()
-                if any(peer.ended for peer in self._cluster.peers):
-                    self._show_errors()
-                    raise self._cluster.lose(self._view, [peer.rank for peer in self._waiting()])
-                self._check_times()
-                if self._first_error and self._shown:
-                    break
+        CellInterrupted, or TimeoutError after `seconds`. `interrupt`: what interrupts() yields; entered
+        before the request is queued, so that an interrupt cannot leave behind a request nobody waits for."""
+        while self._waiting():
+            if self._cluster.step(self._view, self._timeout(), interrupt):
+                os.read(interrupt, 64)
+                self._on_interrupt()
+            self._collect()
+            if any(peer.ended for peer in self._cluster.peers):
+                self._show_errors()
+                raise self._cluster.lose(self._view, [peer.rank for peer in self._waiting()])
+            self._check_times()
+            if self._first_error and self._shown:
+                break
         self._show_errors()
         self._view.finish()
         if self._interrupted_at is not None:

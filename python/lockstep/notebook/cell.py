@@ -29,12 +29,20 @@ def run(source, name, namespace):
 
 def describe(error):
     """What the kernel shows: the traceback without the frames of this package, a summary, perhaps a hint."""
+    try:
+        return {"text": _text(error), "summary": _summary(error), "hint": _hint(error)}
+    except Exception as another:  # of the user's class, or because there is too much to format
+        kind = type(error).__name__
+        return {"text": f"{kind}: cannot be shown because of a {type(another).__name__}\n", "summary": kind,
+                "hint": ""}
+
+
+def _text(error):
     formatted = traceback.TracebackException.from_exception(error)
     _remove_own_frames(formatted)
-    text = "".join(formatted.format())
     if isinstance(error, NotebookError) and formatted.stack is None:
-        text = ""  # an error of this package, not of the cell: the summary is the whole message
-    return {"text": text, "summary": _summary(error), "hint": _hint(error)}
+        return ""  # an error of this package, not of the cell: the summary is the whole message
+    return "".join(formatted.format())
 
 
 def _summary(error):
@@ -48,15 +56,16 @@ def _summary(error):
 
 
 def _remove_own_frames(formatted):
-    if formatted is None:
-        return
-    others = [frame for frame in formatted.stack if not frame.filename.startswith(_HERE)]
-    # None: a header without frames would be printed otherwise.
-    formatted.stack = traceback.StackSummary.from_list(others) if others else None
-    _remove_own_frames(formatted.__cause__)
-    _remove_own_frames(formatted.__context__)
-    for inner in getattr(formatted, "exceptions", None) or ():  # of an exception group
-        _remove_own_frames(inner)
+    waiting = [formatted]  # not recursive: a chain of causes may be longer than Python's stack
+    while waiting:
+        one = waiting.pop()
+        if one is None:
+            continue
+        others = [frame for frame in one.stack if not frame.filename.startswith(_HERE)]
+        # None: a header without frames would be printed otherwise.
+        one.stack = traceback.StackSummary.from_list(others) if others else None
+        waiting += [one.__cause__, one.__context__]
+        waiting += getattr(one, "exceptions", None) or ()  # of an exception group
 
 
 def _hint(error):

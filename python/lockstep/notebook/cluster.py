@@ -12,12 +12,14 @@ import time
 from . import messages
 from . import ranks as rank_lists
 from .admission import admit
-from .call import STUCK_HINT, Call
+from .call import STUCK_HINT, Call, interrupts
 from .errors import NotebookError, RanksEnded, StartError
 from .launcher import Launcher
+from .view import Silent
 
 _EXIT_SECONDS = 5
-_REPORT_SECONDS = 1.5
+# The launcher reports a failure at once; a busy machine may delay it.
+_REPORT_SECONDS = 10
 
 
 class Cluster:
@@ -36,30 +38,34 @@ class Cluster:
         try:
             self._start(settings, view)
         except BaseException:
-            self.close(hurry=True)
+            self.close(Silent(), hurry=True)
             raise
 
     # -- requests ------------------------------------------------------------------------------------------
 
     def request(self, ranks, header, view, payload=b""):
         """Sends a request to these ranks. Returns (replies, errors): (header, payload) and error by rank."""
-        self.check(view)
-        if self._in_use:
-            raise NotebookError("another cell is running on the ranks", hint="wait until it has ended")
-        self._in_use = True
-        try:
-            peers = [self.peers[rank] for rank in ranks]
-            busy = [peer.rank for peer in peers if peer.request is not None]
-            if busy:
-                raise NotebookError(f"rank {rank_lists.describe(busy)} is still running an interrupted cell",
-                                    hint=STUCK_HINT)
-            number = next(self._numbers)
-            for peer in peers:
-                peer.start(number, header, payload)
-            errors = Call(self, peers, view, show_errors=header["kind"] == "run").wait()
-            return {peer.rank: peer.reply for peer in peers}, errors
-        finally:
-            self._in_use = False
+        with interrupts() as interrupt:
+            self.check(view)
+            if self._in_use:
+                raise NotebookError("another cell is running on the ranks", hint="wait until it has ended")
+            self._in_use = True
+            try:
+                peers = [self.peers[rank] for rank in ranks]
+                self._check_idle(peers)
+                number = next(self._numbers)
+                for peer in peers:
+                    peer.start(number, header, payload)
+                errors = Call(self, peers, view, show_errors=header["kind"] == "run").wait(interrupt)
+                return {peer.rank: peer.reply for peer in peers}, errors
+            finally:
+                self._in_use = False
+
+    def _check_idle(self, peers):
+        busy = [peer.rank for peer in peers if peer.request is not None]
+        if busy:
+            raise NotebookError(f"rank {rank_lists.describe(busy)} is still running an interrupted cell",
+                                hint=STUCK_HINT)
 
     def check(self, view):
         """Raises RanksEnded if the ranks have ended, also since the last request."""
@@ -92,15 +98,9 @@ class Cluster:
     def lose(self, view, running):
         """A rank has ended without being asked to. Ends the others. Returns the error to raise."""
         gone = [peer for peer in self.peers if peer.ended]
-        reported = self._wait_for_report()
-        self._end_processes(view, patient=reported)
-        if reported:
-            what, hint = self._launcher.report()  # again: complete by now
-        else:
-            names = rank_lists.describe(peer.rank for peer in gone)
-            pids = ", ".join(str(peer.pid) for peer in gone)
-            what = f"rank {names} exited with status 0 (pid {pids})"
-            hint = "do not call os._exit or exec in a cell"
+        reported = self._wait_for_report(gone)
+        self._end_processes(view, patient=reported)  # the report is complete after it
+        what, hint = self._launcher.report() if reported else _own_report(gone)
         others = set(running) - {peer.rank for peer in gone}
         self.end = what
         self._release()
@@ -110,19 +110,18 @@ class Cluster:
         text += f"\nhint: {hint}" if hint else ""
         return RanksEnded(text, hint="%dist_init starts new ranks, without the variables of these")
 
-    def _wait_for_report(self):
-        """Whether the launcher has said how a rank ended. It reports a failure at once, but not a rank that
-        exited with status 0."""
+    def _wait_for_report(self, gone):
+        """Whether the launcher has said how a rank ended. It does not report status 0."""
         deadline = time.monotonic() + _REPORT_SECONDS
         while not self._launcher.report()[0] and time.monotonic() < deadline:
-            self._launcher.wait(0.05)
+            if _left(gone) or self._launcher.wait(0.05):
+                break
         return bool(self._launcher.report()[0])
 
-    def close(self, hurry=False):
+    def close(self, view, hurry=False):
         """Ends the ranks and waits for their end. `hurry`: without letting them leave the group."""
         if self._launcher is None or self.end or os.getpid() != self._owner:
             return  # in a forked child of the kernel, the ranks belong to the parent
-        view = _Silent()
         polite = not hurry and all(peer.request is None for peer in self.peers)
         if polite:
             for peer in self.peers:
@@ -159,7 +158,9 @@ class Cluster:
             self._launcher = Launcher(self.size, program, {messages.TOKEN_VARIABLE: token})
             self._admit_all(listener, token)
         try:
-            errors = Call(self, self.peers, view, first_error=True, seconds=self.timeout).wait()
+            with interrupts() as interrupt:
+                call = Call(self, self.peers, view, first_error=True, seconds=self.timeout)
+                errors = call.wait(interrupt)
         except TimeoutError as late:
             raise StartError(f"rank {late} did not start within {self.timeout:g} s",
                              hint="--timeout S waits longer") from None
@@ -196,11 +197,15 @@ class Cluster:
         self.peers.sort(key=lambda peer: peer.rank)
 
 
-class _Silent:
-    """A view that shows nothing."""
+def _left(gone):
+    """Whether all of these ranks have said that they exit with status 0."""
+    return all(peer.exit_status == 0 for peer in gone)
 
-    def feed(self, rank, data):
-        pass
 
-    def finish(self):
-        pass
+def _own_report(gone):
+    """(what, hint) about ranks whose end the launcher has not reported."""
+    names = rank_lists.describe(peer.rank for peer in gone)
+    pids = ", ".join(str(peer.pid) for peer in gone)
+    if _left(gone):
+        return f"rank {names} exited with status 0 (pid {pids})", "do not call os._exit in a cell"
+    return f"rank {names} has ended (pid {pids}); the launcher did not say how", ""

@@ -1,13 +1,16 @@
 """%dist_mode: plain cells run on all ranks instead of in the kernel."""
 
+import re
+
 _LEAVES_SHELL = {"exit", "exit()", "quit", "quit()"}
+_HELP = re.compile(r"%{0,2}[\w.*\[\]]+\?{1,2}")  # x? and x.y??, but not a comment that ends in a question
 
 
 def _stays_in_kernel(lines):
     code = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not code:
         return True
-    return code[0].startswith(("%", "!", "?")) or code[-1].endswith("?") or code[0] in _LEAVES_SHELL
+    return code[0].startswith(("%", "!", "?")) or _HELP.fullmatch(code[-1]) or code[0] in _LEAVES_SHELL
 
 
 def to_all_ranks(lines):

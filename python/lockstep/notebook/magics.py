@@ -12,7 +12,7 @@ from . import everywhere, properties
 from . import ranks as rank_lists
 from .cluster import Cluster
 from .errors import CellError, NotebookError, RanksEnded
-from .view import View
+from .view import Silent, View
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,9 +75,14 @@ class LockstepMagics(Magics):
         if self._cluster is None or self._cluster.end:
             print("there are no ranks")
             return
-        size = self._cluster.size
-        self._cluster.close()
-        print(f"{rank_lists.count(size)} ended")
+        view = View()
+        try:
+            self._cluster.check(view)
+        except RanksEnded as ended:
+            print(ended)
+            return
+        self._cluster.close(view)
+        print(f"{rank_lists.count(self._cluster.size)} ended")
 
     @line_magic
     def dist_status(self, line):
@@ -171,7 +176,7 @@ class LockstepMagics(Magics):
     def close(self):
         everywhere.set_mode(self.shell, "local")
         if self._cluster is not None:
-            self._cluster.close()
+            self._cluster.close(Silent())
 
     def _running(self):
         if self._cluster is None:

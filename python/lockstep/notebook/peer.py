@@ -25,6 +25,7 @@ class Peer:
         self.interrupted = False  # it has raised KeyboardInterrupt in this request
         self.facts = {}      # what it said when it started: backend, device
         self.ended = False   # its process has ended, or it has closed the connection
+        self.exit_status = None  # what it said when it called os._exit
         self._socket = connection
         self._output = output
         self._reader = reader
@@ -134,15 +135,20 @@ class Peer:
             self._reader.feed(data)
         try:
             while (frame := self._reader.next()) is not None:
-                # Also the late reply to a request that the user has interrupted and given up.
-                if frame[0].get("id") != self.request:
-                    continue
-                if frame[0].get("kind") == "interrupted":
-                    self.interrupted = True
-                else:
-                    self.request, self.reply = None, frame
+                self._take(frame)
         except messages.ProtocolError:
             self.ended = True  # something else has written to the socket
+
+    def _take(self, frame):
+        header = frame[0]
+        if header.get("kind") == "exits":
+            self.exit_status = header.get("status")
+        elif header.get("id") != self.request:
+            pass  # the late reply to a request that the user has interrupted and given up
+        elif header.get("kind") == "interrupted":
+            self.interrupted = True
+        else:
+            self.request, self.reply = None, frame
 
 
 def _readable(fd, seconds):

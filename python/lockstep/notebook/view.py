@@ -6,7 +6,7 @@ import time
 
 from .ranks import describe
 
-# An incomplete line (a prompt, a row of dots) is shown after this time without more of it.
+# An incomplete line (a prompt, a row of dots, a progress bar) is shown after this time.
 IDLE_SECONDS = 0.2
 _LONGEST_PENDING = 64 << 10
 
@@ -18,7 +18,10 @@ class _Line:
         # Replaces invalid UTF-8; keeps a character that arrives in two pieces.
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.text = ""
-        self.since = 0.0
+        self.since = 0.0  # when the text that can be shown began
+
+    def has_text(self):
+        return bool(self.text.rstrip("\r"))
 
 
 class View:
@@ -29,10 +32,12 @@ class View:
     def feed(self, rank, data):
         """Shows the complete lines of `data`, bytes that a rank has written."""
         line = self._lines.setdefault(rank, _Line())
+        waits = line.has_text()
         *complete, line.text = (line.text + line.decoder.decode(data)).split("\n")
         for text in complete:
-            self._show(rank, text.removesuffix("\r"), "\n")
-        line.since = time.monotonic()
+            self._show(rank, text, "\n")
+        if complete or not waits:
+            line.since = time.monotonic()
         if len(line.text) > _LONGEST_PENDING:
             self._show_incomplete(rank, line)
 
@@ -41,18 +46,18 @@ class View:
         now = time.monotonic()
         waiting = []
         for rank, line in self._lines.items():
-            if line.text and now - line.since >= IDLE_SECONDS:
+            if line.has_text() and now - line.since >= IDLE_SECONDS:
                 self._show_incomplete(rank, line)
-            elif line.text:
+            elif line.has_text():
                 waiting.append(line.since + IDLE_SECONDS - now)
         return min(waiting, default=None)
 
     def finish(self):
         """Completes all lines: what follows starts on a new one."""
         for rank, line in self._lines.items():
-            if line.text:
+            if line.has_text():
                 self._show(rank, line.text, "\n")
-                line.text = ""
+            line.text = ""
         self._end_open_line()
         sys.stdout.flush()
 
@@ -73,15 +78,17 @@ class View:
 
     def _show_incomplete(self, rank, line):
         self._show(rank, line.text, "")
-        line.text = ""
+        # What follows a return replaces this text, so the return is kept until then.
+        line.text = "\r" if line.text.endswith("\r") else ""
         sys.stdout.flush()
 
     def _show(self, rank, text, end):
         if self._open != rank:
             self._end_open_line()
         label = f"[rank {rank}] "
-        # A progress bar returns to the start of its line. Only its last state is shown.
-        _, returned, text = text.rpartition("\r")
+        # A progress bar returns to the start of its line, before or after its text. Only its last state is
+        # shown.
+        _, returned, text = text.rstrip("\r").rpartition("\r")
         if self._open == rank:
             label = "\r" + label if returned else ""
         sys.stdout.write(label + _printable(text) + end)
@@ -91,6 +98,16 @@ class View:
         if self._open is not None:
             sys.stdout.write("\n")
             self._open = None
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def feed(self, rank, data):
+        pass
+
+    def finish(self):
+        pass
 
 
 def _printable(text):

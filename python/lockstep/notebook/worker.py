@@ -3,6 +3,7 @@
     python -m lockstep.notebook.worker SOCKET SETTINGS      (started by `lockstep run`)
 """
 
+import contextlib
 import ctypes
 import datetime
 import json
@@ -64,6 +65,19 @@ class Worker:
             os._exit(1)  # not 0: the launcher then also ends ranks that are stuck
 
         threading.Thread(target=watch, daemon=True).start()
+
+    def announce_exit(self):
+        """Makes os._exit tell the kernel: the launcher does not report a rank that exits with status 0."""
+        exit_now, rank = os._exit, os.getpid()
+
+        def announced(status):
+            if os.getpid() == rank:  # not a child, which has inherited the socket
+                [frame] = messages.encode({"kind": "exits", "status": status})
+                with contextlib.suppress(OSError):
+                    self._socket.send(frame, socket.MSG_DONTWAIT)
+            exit_now(status)
+
+        os._exit = announced
 
     def serve(self, settings):
         self._answer(messages.START, lambda: self._start(settings))
@@ -176,6 +190,7 @@ def main():
     worker = Worker(name)
     worker.connect_output(token)
     worker.exit_with_kernel()
+    worker.announce_exit()
     worker.serve(settings)
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_initialized():
