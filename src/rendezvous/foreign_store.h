@@ -21,7 +21,8 @@ class ForeignStore final : public store::KeyValues {
  public:
   ForeignStore(c10::intrusive_ptr<c10d::Store> store, int rank);
   // In a forked child, LibTorch's store is not destroyed: the destructor of a TCPStore would stop the server
-  // of the parent, through a pipe that both have.
+  // of the parent, through a pipe that both have; that of a FileStore would count as a rank that has
+  // finished.
   ~ForeignStore() override;
 
   void set(const std::string& key, const std::string& value, base::Deadline deadline) override;

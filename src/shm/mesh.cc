@@ -412,6 +412,11 @@ Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std:
                   {.facts = peers_[rank].facts, .socket_name = name, .token = token_, .user = ::geteuid()});
 }
 
+// In a forked child, a store of LibTorch's must not be destroyed (rendezvous/foreign_store.h).
+Mesh::~Mesh() {
+  if (store_ && peers_[rank_].segment->inherited()) store_.release();
+}
+
 void Mesh::connect(base::Deadline deadline, const std::atomic<bool>& cancelled) {
   if (!listener_) throw UsageError("a mesh can be connected only once");
   const auto close = [&] {

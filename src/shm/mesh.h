@@ -43,6 +43,7 @@ class Mesh {
        std::shared_ptr<Segment> memory);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
+  ~Mesh();
 
   // Returns when all peers are connected and their segments attached. `cancelled` is checked at least every
   // 20 ms and ends it with an Error. Throws TimeoutError with the missing ranks; PeerLostError if a rank
