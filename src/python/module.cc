@@ -72,7 +72,7 @@ class Known : public torch::PyTorchError {
   explicit Known(const Error& error)
       : torch::PyTorchError(error.what()), type_(class_of(error)), culprits_(error.culprits()) {}
   // torch calls it to raise the error, and sets no attributes. So the ranks are those of a class of its own,
-  // which is made once (under the GIL).
+  // which is made once (under the GIL). Python cannot make it without memory; then the ranks are missing.
   PyObject* python_type() override {
     if (culprits_.empty()) return type_;
     static auto& made = *new std::map<std::pair<PyObject*, std::vector<int>>, PyObject*>;
@@ -85,7 +85,8 @@ class Known : public torch::PyTorchError {
       attributes["_public"] = type;
       made_type = PyErr_NewException(name.c_str(), type_, attributes.ptr());
     }
-    return made_type;
+    if (made_type == nullptr) PyErr_Clear();
+    return made_type != nullptr ? made_type : type_;
   }
   PyObject* type() const { return type_; }
   const std::vector<int>& culprits() const { return culprits_; }

@@ -440,6 +440,8 @@ bool Segment::separate_alias(std::byte* address) {
   // What was withdrawn is private already, and the file has no bytes for it.
   std::vector<Range> shared = {whole};
   for (const auto& gone : withdrawn_) shared = without(shared, gone);
+  // With several parts, the kernel might refuse the second one, and the first one would be private already.
+  if (shared.size() > 1) return false;
   for (const auto& part : shared) {
     std::byte* const data = address + (part.offset - whole.offset);
     if (!map_privately(data, part)) return false;

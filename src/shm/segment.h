@@ -127,7 +127,8 @@ class Segment {
   bool remove_alias(std::byte* address);
   // Ends an alias whose contents remain, while no other process writes to it; threads of this process may.
   // Its pages are then private, but still mapped from the file: call replace_pages() when they are no longer
-  // used. Returns false, and changes nothing, if the kernel does not allow it.
+  // used. Returns false, and changes nothing, if the kernel does not allow it, or if a part in the middle was
+  // withdrawn.
   bool separate_alias(std::byte* address);
 
   // Registers the handlers that forks need. They run after those that are registered later, and before them
