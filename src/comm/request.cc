@@ -21,13 +21,18 @@ std::string describe(const CallFacts& call) {
   return text;
 }
 
+CallFacts facts_of(const Request& request) {
+  if (request.part_of != nullptr) return *request.part_of;
+  return {.kind = request.kind,
+          .dtype = request.dtype,
+          .op = request.op,
+          .root = request.root,
+          .count = request.count,
+          .name = request.name};
+}
+
 std::string describe(const Request& request) {
-  auto text = describe(CallFacts{.kind = request.kind,
-                                 .dtype = request.dtype,
-                                 .op = request.op,
-                                 .root = request.root,
-                                 .count = request.count,
-                                 .name = request.name});
+  auto text = describe(facts_of(request));
   if (!is_message(request)) return text;
   const char* const direction = request.kind == Kind::Send ? "to" : "from";
   return request.peer == kAnyRank

@@ -81,6 +81,8 @@ inline Piece common(Piece a, Piece b) {
 inline constexpr int kNoRoot = -1;
 inline constexpr int kAnyRank = -1;
 
+struct CallFacts;
+
 struct Request {
   Kind kind = Kind::Barrier;
   const char* name = nullptr;  // for messages; null: the pattern's
@@ -106,6 +108,10 @@ struct Request {
   c10::intrusive_ptr<c10::StorageImpl> storage;
   // Owners of the pieces' memory, for a call that outlives the scope of its caller.
   std::vector<at::Tensor> keep;
+
+  // If this request is a part of another call: what is compared between the ranks, and described in errors,
+  // instead of this request. It must outlive the request.
+  const CallFacts* part_of = nullptr;
 
   const char* called() const { return name != nullptr ? name : pattern_of(kind).name; }
 };
@@ -135,5 +141,6 @@ struct CallFacts {
   const char* name = nullptr;
 };
 std::string describe(const CallFacts& call);
+CallFacts facts_of(const Request& request);
 
 }  // namespace lockstep::comm

@@ -21,12 +21,8 @@ using comm::Kind;
 
 // If a call takes longer than this, the other ranks are checked.
 constexpr auto kUsualWait = 400ms;
-// A wait that takes longer than this is published in the store.
-constexpr auto kSlowWait = 1s;
 constexpr auto kCheckInterval = 100ms;
 constexpr auto kPollInterval = 2ms;
-// The store serves all ranks that wait, so each asks less often the longer it waits.
-constexpr std::chrono::milliseconds kLongestInterval = 5s;
 
 }  // namespace
 
@@ -134,7 +130,7 @@ void Transport::begin(Started& call) {
 
 void Transport::wait(Started& call) {
   if (ends_soon(call)) return;
-  Lookout lookout(*this, call);
+  auto lookout = lookout_for(call);
   wait_and_watch(call, lookout);
 }
 
@@ -147,35 +143,7 @@ bool Transport::ends_soon(Started& call) {
   }
 }
 
-Transport::Lookout::Lookout(Transport& transport, const Started& call)
-    : transport_(transport),
-      call_(call),
-      slow_(Deadline::in(kSlowWait)),
-      look_(Deadline::in(0ms)),
-      look_into_control_(Deadline::in(0ms)),
-      between_(kCheckInterval) {}
-
-bool Transport::Lookout::hopeless() {
-  if (elsewhere_ || comm::is_hopeless(transport_.group_)) return true;
-  if (!look_.expired()) return false;
-  look_ = Deadline::in(kCheckInterval);
-  if (slow_.expired() && !std::exchange(reported_, true)) {
-    comm::report_waiting(transport_.group_, comm::numbered(call_.number, call_.text()));
-  }
-  if (transport_.control_ == nullptr || call_.number == 0 || !look_into_control_.expired()) return false;
-  look_into_control_ = Deadline::in(between_);
-  if (++looks_ % transport_.group_.world_size == 0) between_ = std::min(2 * between_, kLongestInterval);
-  if (const auto found = transport_.control_->find_elsewhere(call_.number)) {
-    elsewhere_ = {found->rank, call_.number, call_.text(), found->label};
-  }
-  return elsewhere_.has_value();
-}
-
-void Transport::Lookout::report() const {
-  if (elsewhere_) throw *elsewhere_;
-}
-
-void Transport::wait_and_watch(Started& call, Lookout& lookout) {
+void Transport::wait_and_watch(Started& call, comm::Lookout& lookout) {
   auto look = Deadline::in(0ms);
   // Polling costs less than waits that end with an exception.
   while (!call.work->isCompleted()) {

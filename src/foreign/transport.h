@@ -15,6 +15,7 @@
 #include "base/deadline.h"
 #include "comm/diagnose.h"
 #include "comm/group.h"
+#include "comm/lookout.h"
 #include "comm/store_control.h"
 #include "comm/transport.h"
 #include "foreign/calls.h"
@@ -67,31 +68,12 @@ class Transport : public comm::Transport {
   // Makes the backend's threads stop waiting, if possible.
   virtual void interrupt() noexcept {}
 
-  // Checks the other ranks while a slow call is in progress.
-  class Lookout {
-   public:
-    Lookout(Transport& transport, const Started& call);
-    // Whether the call can no longer complete. Also publishes a slow wait. May be called by another thread,
-    // but never by two at once; does not throw.
-    bool hopeless();
-    // Throws what hopeless() found, if that is more specific than the error of the call itself.
-    void report() const;
-
-   private:
-    Transport& transport_;
-    const Started& call_;
-    const base::Deadline slow_;
-    base::Deadline look_;
-    base::Deadline look_into_control_;
-    std::chrono::milliseconds between_;
-    int looks_ = 0;
-    bool reported_ = false;
-    std::optional<comm::Disagreement> elsewhere_;
-  };
+  // Checks the other ranks while this call is slow.
+  comm::Lookout lookout_for(const Started& call) { return {group_, control_, call.number, call.request}; }
   // Waits for the time that a call usually takes. Returns whether the call has ended.
   static bool ends_soon(Started& call);
   // Waits for a call that has not ended by then.
-  static void wait_and_watch(Started& call, Lookout& lookout);
+  static void wait_and_watch(Started& call, comm::Lookout& lookout);
 
   ProcessGroup::Impl& group_;
   c10::intrusive_ptr<c10d_backend> backend_;  // null once it has been given up

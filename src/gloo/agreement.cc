@@ -24,11 +24,11 @@ std::unique_ptr<Agreement> Agreement::among(int rank, int world_size) {
       new Agreement((rank + 1) % world_size, (rank + world_size - 1) % world_size));
 }
 
-void Agreement::tell(c10d_backend& backend, const Fingerprint& mine) {
+void Agreement::tell(c10d_backend& backend, const comm::Fingerprint& mine) {
   mark_next_collective(backend, digest(mine));
   const auto exchange = std::make_shared<Exchange>();
   exchange->mine = mine;
-  exchange->heard = at::empty({sizeof(Fingerprint)}, at::kByte);
+  exchange->heard = at::empty({sizeof(comm::Fingerprint)}, at::kByte);
   std::vector<at::Tensor> room{exchange->heard}, words{bytes_of(mine)};
   exchange->hearing = backend.recv(room, previous_, kFingerprintTag);
   exchange->telling = backend.send(words, next_, kFingerprintTag);
@@ -57,7 +57,7 @@ void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::functi
   exchange.hearing.reset();
   const auto theirs = fingerprint_in(exchange.heard);
   if (theirs != exchange.mine) {
-    const auto text = [&](const Fingerprint& call) {
+    const auto text = [&](const comm::Fingerprint& call) {
       return theirs.number == exchange.mine.number ? describe(call)
                                                    : fmt::format("#{} {}", call.number, describe(call));
     };

@@ -22,7 +22,7 @@
 
 #include <lockstep/c10d.h>
 
-#include "gloo/fingerprint.h"
+#include "comm/fingerprint.h"
 #include "gloo/interrupter.h"
 
 namespace lockstep::gloo {
@@ -33,7 +33,7 @@ class Agreement {
   static std::unique_ptr<Agreement> among(int rank, int world_size);
 
   // Must be called before each collective is passed to the backend. Does not block.
-  void tell(c10d_backend& backend, const Fingerprint& mine);
+  void tell(c10d_backend& backend, const comm::Fingerprint& mine);
   // Blocks until the calls up to this number have been compared. Throws comm::Disagreement, the backend's
   // exception, or std::runtime_error if `hopeless` has ended the wait (Interrupter::wait).
   void verify(uint64_t number, Interrupter& waits, const std::function<bool()>& hopeless);
@@ -46,7 +46,7 @@ class Agreement {
   struct Exchange {
     std::mutex settling;
     std::atomic<bool> settled{false};
-    Fingerprint mine;
+    comm::Fingerprint mine;
     at::Tensor heard;
     c10::intrusive_ptr<c10d::Work> hearing, telling;
   };

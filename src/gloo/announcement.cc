@@ -10,8 +10,8 @@
 
 namespace lockstep::gloo {
 
-Announcement::Announcement(c10d_backend& backend, const Fingerprint& mine, int peer, int tag)
-    : mine_(mine), peer_(peer), tag_(tag), heard_(at::empty({sizeof(Fingerprint)}, at::kByte)) {
+Announcement::Announcement(c10d_backend& backend, const comm::Fingerprint& mine, int peer, int tag)
+    : mine_(mine), peer_(peer), tag_(tag), heard_(at::empty({sizeof(comm::Fingerprint)}, at::kByte)) {
   const bool sends = mine.kind == comm::Kind::Send;
   std::vector<at::Tensor> room{heard_}, header{bytes_of(mine)};
   hearing_ = backend.recv(room, peer, sends ? receiver_tag(tag) : sender_tag(tag));

@@ -10,7 +10,7 @@
 
 #include <lockstep/c10d.h>
 
-#include "gloo/fingerprint.h"
+#include "comm/fingerprint.h"
 #include "gloo/interrupter.h"
 
 namespace lockstep::gloo {
@@ -18,13 +18,13 @@ namespace lockstep::gloo {
 class Announcement {
  public:
   // `mine` is a send to `peer` or a receive from it. Does not block.
-  Announcement(c10d_backend& backend, const Fingerprint& mine, int peer, int tag);
+  Announcement(c10d_backend& backend, const comm::Fingerprint& mine, int peer, int tag);
 
   // Blocks until both headers have arrived. Throws as Agreement::verify() does.
   void verify(Interrupter& waits, const std::function<bool()>& hopeless) const;
 
  private:
-  Fingerprint mine_;
+  comm::Fingerprint mine_;
   int peer_, tag_;
   at::Tensor heard_;
   c10::intrusive_ptr<c10d::Work> hearing_, telling_;

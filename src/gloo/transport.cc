@@ -7,8 +7,8 @@
 #include <ATen/ATen.h>
 
 #include "comm/diagnose.h"
+#include "comm/fingerprint.h"
 #include "gloo/announcement.h"
-#include "gloo/fingerprint.h"
 #include "gloo/gaps.h"
 #include "gloo/make_gloo.h"
 #include "gloo/no_sigpipe.h"
@@ -150,7 +150,7 @@ void Transport::wait(Started& call) {
 void Transport::wait_for_collective(Started& call) {
   const bool soon = ends_soon(call);
   if (soon && !agreement_) return;
-  Lookout lookout(*this, call);
+  auto lookout = lookout_for(call);
   const auto agree = [&](const std::function<bool()>& give_up) {
     if (agreement_) agreement_->verify(call.number, interrupter_, give_up);
   };

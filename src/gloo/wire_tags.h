@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include "gloo/fingerprint.h"
+#include "comm/fingerprint.h"
 
 namespace lockstep::gloo {
 
@@ -24,21 +24,21 @@ constexpr int receiver_tag(int tag) { return sender_tag(tag) + 1; }
 // process. Messages with the same dtype and count but different tags never share a data tag, nor do those
 // with the same tag and dtype whose counts differ by less than a billion. Of all other pairs, one in a
 // billion does, which matters only while both are in progress.
-constexpr int data_tag(int tag, const Fingerprint& call) {
+constexpr int data_tag(int tag, const comm::Fingerprint& call) {
   constexpr int64_t kPrime = (1 << 30) - 35;
   // Any values work; these keep neighbouring tags, and neighbouring dtypes, far apart.
   constexpr int64_t kTagStride = 663'609'871, kDtypeStride = 410'133'443;
   return static_cast<int>((call.count % kPrime + call.dtype * kDtypeStride + tag * kTagStride) % kPrime);
 }
 
-inline at::Tensor bytes_of(const Fingerprint& call) {
+inline at::Tensor bytes_of(const comm::Fingerprint& call) {
   auto bytes = at::empty({sizeof(call)}, at::kByte);
   std::memcpy(bytes.data_ptr(), &call, sizeof(call));
   return bytes;
 }
 
-inline Fingerprint fingerprint_in(const at::Tensor& bytes) {
-  Fingerprint call;
+inline comm::Fingerprint fingerprint_in(const at::Tensor& bytes) {
+  comm::Fingerprint call;
   std::memcpy(&call, bytes.data_ptr(), sizeof(call));
   return call;
 }

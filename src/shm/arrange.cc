@@ -19,7 +19,7 @@ void check_calls(const Board& board, const Call& call) {
   const auto& mine = board.call(board.rank(), call.number);
   for (int rank = 0; rank < board.world_size(); ++rank) {
     const auto& theirs = board.call(rank, call.number);
-    if (!same_call(call.request, theirs.call)) throw Disagreement{rank, describe(mine), describe(theirs)};
+    if (!same_call(mine.call, theirs.call)) throw Disagreement{rank, describe(mine), describe(theirs)};
     if (call.request.kind != Kind::AllToAll) continue;
     const auto given = lengths_of(board, call, rank)[board.rank()];
     const auto wanted = call.request.take[rank].bytes;

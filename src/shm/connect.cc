@@ -61,12 +61,18 @@ int checked_world_size(int rank, int world_size) {
 
 Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                    std::chrono::milliseconds timeout, std::string group)
-    : Endpoint(std::move(store), rank, world_size, timeout, std::move(group), process_memory()) {}
+    : Endpoint(std::move(store), rank, world_size, RankNames(world_size), timeout, std::move(group)) {}
 
-Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
+                   std::chrono::milliseconds timeout, std::string group)
+    : Endpoint(std::move(store), rank, world_size, std::move(names), timeout, std::move(group),
+               process_memory()) {}
+
+Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
                    std::chrono::milliseconds timeout, std::string group, const ProcessMemory& memory)
     : rank_(rank),
       world_size_(checked_world_size(rank, world_size)),
+      names_(std::move(names)),
       timeout_(timeout),
       group_(std::move(group)),
       lane_(Lane::Data),
@@ -76,12 +82,13 @@ Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_si
       messages_arena_(std::make_shared<Arena>(segment_)),
       mine_(words_in(*segment_, lane_, world_size)),
       mine_in_other_lane_(words_in(*segment_, other(lane_), world_size)),
-      mesh_(std::make_shared<Mesh>(std::move(store), rank, world_size, segment_, memory_->shared_segment())) {
-}
+      mesh_(std::make_shared<Mesh>(std::move(store), rank, world_size, names_, segment_,
+                                   memory_->shared_segment())) {}
 
 Endpoint::Endpoint(const Endpoint& data, Lane lane)
     : rank_(data.rank_),
       world_size_(data.world_size_),
+      names_(data.names_),
       timeout_(data.timeout_),
       group_(data.group_),
       lane_(lane),

@@ -22,6 +22,23 @@ namespace {
 constexpr int kTriesPerClockRead = 64;
 constexpr int kTriesWithoutPause = 3;  // the first ones, for words that are just being written
 
+void write_facts(const auto& call, CallWords& words) {
+  words.count = call.count;
+  words.root = call.root;
+  words.kind = static_cast<uint8_t>(call.kind);
+  words.dtype = static_cast<uint8_t>(call.dtype);
+  words.op = static_cast<uint8_t>(call.op);
+}
+
+// What the other ranks compare with their own call.
+void describe_call(const Request& request, CallWords& words) {
+  if (request.part_of != nullptr) {
+    write_facts(*request.part_of, words);
+  } else {
+    write_facts(request, words);
+  }
+}
+
 bool any_overlaps(const comm::Pieces& some, const comm::Pieces& others) {
   for (const auto& a : some) {
     for (const auto& b : others) {
@@ -121,6 +138,7 @@ void Endpoint::start(Call& call) {
 }
 
 void Endpoint::add(Message& message) {
+  message.names = &names_;
   if (messages_) {
     messages_->add(message);
   } else {
@@ -237,11 +255,7 @@ bool Endpoint::arrive() {
     }
     auto& slot = board_->call(rank_, call.number);
     slot.call.where = expose(*board_, *relocated_, call, slot);
-    slot.call.count = call.request.count;
-    slot.call.root = call.request.root;
-    slot.call.kind = static_cast<uint8_t>(call.request.kind);
-    slot.call.dtype = static_cast<uint8_t>(call.request.dtype);
-    slot.call.op = static_cast<uint8_t>(call.request.op);
+    describe_call(call.request, slot.call);
     // Without a full fence, which would delay reading the other ranks' slots until this line has been fetched
     // from their caches. wake_sleepers() has the fence.
     slot.call.number.store(call.number + 1, std::memory_order_release);

@@ -45,6 +45,9 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   // The data lane. Publishes this rank's address; does not wait. `group` is the group's name in errors.
   Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::chrono::milliseconds timeout,
            std::string group);
+  // The same for some ranks of the group.
+  Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
+           std::chrono::milliseconds timeout, std::string group);
   // Of a connected data lane: the control lane of the same group. Always the same one, because it counts the
   // exchanges. Each caller becomes an owner of it.
   std::shared_ptr<Endpoint> control_lane();
@@ -112,8 +115,8 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::chrono::milliseconds timeout,
-           std::string group, const ProcessMemory& memory);
+  Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
+           std::chrono::milliseconds timeout, std::string group, const ProcessMemory& memory);
   Endpoint(const Endpoint& data, Lane lane);
   void throw_if_forked() const;
 
@@ -154,7 +157,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   void check_other_lane();
   void look_for_ended_ranks();
   void look_for_timeouts();
-  // `culprits`: the ranks that have caused the failure, if known.
+  // `culprits`: the ranks that have caused the failure, if known, by their numbers here.
   void set_failure(const std::string& kind, const std::string& text, const std::vector<int>& culprits = {});
   void adopt_failure(int rank, const RankWords& theirs);
   void publish_failure();
@@ -169,6 +172,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
 
   const int rank_;
   const int world_size_;
+  const RankNames names_;
   const std::chrono::milliseconds timeout_;
   const std::string group_;
   const Lane lane_;

@@ -10,6 +10,7 @@
 #include "base/hints.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "comm/diagnose.h"
 #include "shm/bell.h"
 #include "shm/endpoint.h"
 #include "shm/late_ranks.h"
@@ -247,7 +248,7 @@ void Endpoint::look_for_timeouts() {
 void Endpoint::set_failure(const std::string& kind, const std::string& text,
                            const std::vector<int>& culprits) {
   if (failure_) return;
-  failure_ = {kind, text, make_error(kind, text, culprits)};
+  failure_ = {kind, text, make_error(kind, text, names_.of(culprits))};
   base::log_debug("{}: {}", kind, text);
   if (board_) publish_failure();
   if (board_) withdraw_writable_memory();
@@ -301,26 +302,28 @@ std::vector<int> Endpoint::ended() {
 // ---- Texts
 
 std::string Endpoint::where(const Call* call) const {
-  auto text = fmt::format("rank {}/{}, host {}, {}", rank_, world_size_, base::host_name(), group_);
-  if (call != nullptr) text += fmt::format(", collective #{}", call->number + 1);
-  return text + ", backend shm";
+  auto text =
+      fmt::format("rank {}/{}, host {}, {}", names_.of(rank_), names_.world_size, base::host_name(), group_);
+  if (call != nullptr && !names_.of_parts()) text += fmt::format(", collective #{}", call->number + 1);
+  return text + ", backend " + names_.backend;
 }
 
 std::string Endpoint::description_of(const Call& call) const {
-  if (!board_ || call.stage == Stage::Queued) return comm::pattern_of(call.request.kind).name;
+  if (!board_ || call.stage == Stage::Queued) return comm::pattern_of(comm::facts_of(call.request).kind).name;
   return describe(board_->call(rank_, call.number));
 }
 
 std::string Endpoint::name_of(int rank) const {
   const auto& facts = mesh_->peers().at(rank).facts;
-  return fmt::format("rank {} (pid {}, host {})", rank, facts.pid, facts.host);
+  return fmt::format("rank {} (pid {}, host {})", names_.of(rank), facts.pid, facts.host);
 }
 
 std::string Endpoint::describe_last_call(int rank) const {
   const auto& last = last_call(*board_, rank);
   const uint64_t arrived = last.call.number.load();
   if (arrived == 0) return "it has made no collective call in this group";
-  return fmt::format("its last collective was #{} {}, which it {}", arrived, describe(last),
+  const auto call = comm::numbered(names_.of_parts() ? 0 : arrived, describe(last));
+  return fmt::format("its last collective was {}, which it {}", call,
                      board_->read(&RankWords::finished, rank) >= arrived ? "finished" : "has not finished");
 }
 

@@ -35,10 +35,6 @@ constexpr int kMissesPerPass = 4;
 // Connections of other processes that are accepted in one pass, in addition to those of the ranks.
 constexpr int kExtraConnections = 64;
 
-std::string where_is(int rank, int world_size) {
-  return fmt::format("rank {}/{}, host {}", rank, world_size, base::host_name());
-}
-
 }  // namespace
 
 // One run of connect(). It never waits for a single peer: each pass does everything that is possible now, and
@@ -59,8 +55,7 @@ class Mesh::Connector {
   void run() {
     for (;;) {
       if (cancelled_.load()) {
-        throw Error(base::compose(
-            {.what = "connecting the ranks was cancelled", .where = where_is(rank_, world_size_)}));
+        throw Error(base::compose({.what = "connecting the ranks was cancelled", .where = where()}));
       }
       read_addresses(kMissesPerPass);
       connect_to_lower_ranks();
@@ -82,6 +77,11 @@ class Mesh::Connector {
     bool ended_before_connecting = false;  // it had ended when we read its address
     bool end_seen = false;                 // it had ended in the previous pass
   };
+
+  const RankNames& names() const { return mesh_.names_; }
+  std::string where() const {
+    return fmt::format("rank {}/{}, host {}", names().of(rank_), names().world_size, base::host_name());
+  }
 
   bool known(int other) const { return other == rank_ || partners_[other].address.has_value(); }
   bool complete(int other) const {
@@ -114,7 +114,7 @@ class Mesh::Connector {
   bool read_address(int other) {
     if (known(other)) return true;
     const auto& mine = mesh_.peers_[rank_].facts;
-    auto address = find_address(*mesh_.store_, other, mine);
+    auto address = find_address(*mesh_.store_, names().of(other), mine);
     if (!address) return false;
     pause_ = 1ms;
     check_address(other, *address);
@@ -131,11 +131,11 @@ class Mesh::Connector {
   void check_address(int other, const PeerAddress& address) const {
     const auto& mine = mesh_.peers_[rank_].facts;
     const auto& theirs = address.facts;
-    if (theirs.rank != other || theirs.world_size != mine.world_size) {
+    if (theirs.rank != names().of(other) || theirs.world_size != mine.world_size) {
       throw MismatchError(base::compose(
           {.what = "the ranks of a group disagree about rank or world size",
            .evidence = fmt::format("{} of {} found {} of {} in the place of rank {}", mine.describe(),
-                                   mine.world_size, theirs.describe(), theirs.world_size, other),
+                                   mine.world_size, theirs.describe(), theirs.world_size, names().of(other)),
            .hint = "give every process the same WORLD_SIZE and its own RANK"}));
     }
     if (theirs.machine != mine.machine) {
@@ -153,11 +153,11 @@ class Mesh::Connector {
   }
 
   [[noreturn]] void throw_other_user(int other, uid_t user) const {
-    throw UsageError(base::compose(
-        {.what = "ranks of different users cannot share memory",
-         .where = where_is(rank_, world_size_),
-         .evidence = fmt::format("rank {} runs as user {}, this one as user {}", other, user, ::geteuid()),
-         .hint = "start all ranks as the same user, or use the backend gloo"}));
+    throw UsageError(base::compose({.what = "ranks of different users cannot share memory",
+                                    .where = where(),
+                                    .evidence = fmt::format("rank {} runs as user {}, this one as user {}",
+                                                            names().of(other), user, ::geteuid()),
+                                    .hint = "start all ranks as the same user, or use the backend gloo"}));
   }
 
   // Ranks that have published their address and are stopped. The others wait for them; for rank 0 in any
@@ -193,12 +193,12 @@ class Mesh::Connector {
     // If that rank gave up waiting for a stopped rank, the stopped rank is the cause.
     if (const auto culprits = stopped(); !culprits.empty()) {
       throw TimeoutError(base::compose({.what = "not all ranks of the group connected",
-                                        .where = where_is(rank_, world_size_),
+                                        .where = where(),
                                         .evidence = fmt::format("stopped: {}; {} {}", describe(culprits),
                                                                 mesh_.peers_[other].facts.describe(),
                                                                 end.empty() ? "gave up" : end),
                                         .hint = "continue the stopped rank (kill -CONT) or end the job"}),
-                         culprits);
+                         names().of(culprits));
     }
     // It may have given up because of another one; which of them was the first is not known.
     std::vector<int> lost{other};
@@ -213,12 +213,12 @@ class Mesh::Connector {
     throw PeerLostError(
         base::compose({.what = fmt::format("{} was lost while the ranks were connecting",
                                            mesh_.peers_[other].facts.describe()),
-                       .where = where_is(rank_, world_size_),
+                       .where = where(),
                        .evidence = (end.empty() ? evidence : end) + others,
                        .hint = lost.size() == 1
                                    ? "look at the output of that rank"
                                    : "look at the output of these ranks: one of them ended first"}),
-        lost);
+        names().of(lost));
   }
 
   void connect_to_lower_ranks() {
@@ -235,7 +235,8 @@ class Mesh::Connector {
     if (result == EAGAIN || result == EINTR) return;  // its backlog is full; the next pass tries again
     if (result == ECONNREFUSED) throw_lost(other, "it published its address, but does not listen any more");
     if (result != 0)
-      base::throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", other), result);
+      base::throw_socket_error(fmt::format("cannot connect to the Unix socket of rank {}", names().of(other)),
+                               result);
     if (const auto user = base::user_behind(socket); user != ::geteuid()) throw_other_user(other, user);
     mesh_.peers_[other].socket = std::move(socket);
   }
@@ -251,8 +252,8 @@ class Mesh::Connector {
     if (error == EAGAIN || error == EINTR || error == ENOBUFS || error == ETOOMANYREFS) return;
     if (error == EPIPE || error == ECONNRESET) throw_lost(other, "it closed the connection");
     if (error != 0)
-      base::throw_socket_error(fmt::format("cannot send the descriptors of shared memory to rank {}", other),
-                               error);
+      base::throw_socket_error(
+          fmt::format("cannot send the descriptors of shared memory to rank {}", names().of(other)), error);
     partners_[other].handshake_sent = true;
   }
 
@@ -266,7 +267,8 @@ class Mesh::Connector {
       if (!socket) base::throw_socket_error("cannot accept a connection from a Unix socket", errno);
       if (const auto user = base::user_behind(socket); user != ::geteuid()) {
         if (!std::exchange(warned_, true)) {
-          base::log_warn("rejected a connection of user {} to the socket of rank {}", user, rank_);
+          base::log_warn("rejected a connection of user {} to the socket of rank {}", user,
+                         names().of(rank_));
         }
       } else {
         pending_.push_back(std::move(socket));
@@ -301,9 +303,8 @@ class Mesh::Connector {
       if (received.what == Received::What::Closed) throw_lost(other, "it closed the connection");
       if (received.what == Received::What::Malformed || received.handshake.rank != other ||
           !received.handshake.matches(partners_[other].address->token)) {
-        throw MismatchError(
-            base::compose({.what = fmt::format("{} sent an invalid handshake", peer.facts.describe()),
-                           .where = where_is(rank_, world_size_)}));
+        throw MismatchError(base::compose(
+            {.what = fmt::format("{} sent an invalid handshake", peer.facts.describe()), .where = where()}));
       }
       add_peer(other, std::move(peer.socket), received);
     }
@@ -311,7 +312,8 @@ class Mesh::Connector {
 
   void add_peer(int other, base::Fd socket, Received& received) {
     if (!received.segment || !received.memory)
-      base::throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", other), EMFILE);
+      base::throw_socket_error(fmt::format("cannot receive the shared memory of rank {}", names().of(other)),
+                               EMFILE);
     Peer& peer = mesh_.peers_[other];
     peer.socket = std::move(socket);
     peer.segment = Segment::attach(std::move(received.segment));
@@ -334,8 +336,8 @@ class Mesh::Connector {
       if (complete(other) && missing.empty()) continue;
       std::string evidence = "its process ended or it gave up";
       if (!missing.empty()) {
-        evidence +=
-            fmt::format("; rank {} had not published its address by then", base::describe_ranks(missing));
+        evidence += fmt::format("; rank {} had not published its address by then",
+                                base::describe_ranks(names().of(missing)));
       }
       throw_lost(other, evidence);
     }
@@ -354,14 +356,15 @@ class Mesh::Connector {
         base::compose(
             {.what = fmt::format("not all ranks of the group connected within {:.1f} s",
                                  static_cast<double>(deadline_.budget().count()) / 1000.0),
-             .where = where_is(rank_, world_size_),
-             .evidence = culprits.empty() ? fmt::format("missing: rank {}{}",
-                                                        base::describe_ranks(unfinished()), unconnected)
-                                          : fmt::format("stopped: {}", describe(culprits)),
+             .where = where(),
+             .evidence = culprits.empty()
+                             ? fmt::format("missing: rank {}{}",
+                                           base::describe_ranks(names().of(unfinished())), unconnected)
+                             : fmt::format("stopped: {}", describe(culprits)),
              .hint = culprits.empty()
                          ? "look at the output of the missing ranks; a slow start needs a longer timeout"
                          : "continue the stopped rank (kill -CONT) or end the job"}),
-        culprits.empty() ? unfinished() : culprits);
+        names().of(culprits.empty() ? unfinished() : culprits));
   }
 
   void sleep() {
@@ -396,11 +399,15 @@ class Mesh::Connector {
   std::chrono::milliseconds pause_{1};
 };
 
-Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
-           std::shared_ptr<Segment> memory)
-    : store_(std::move(store)), rank_(rank), token_(base::make_nonce()), peers_(world_size) {
+Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
+           std::shared_ptr<Segment> segment, std::shared_ptr<Segment> memory)
+    : store_(std::move(store)),
+      rank_(rank),
+      names_(std::move(names)),
+      token_(base::make_nonce()),
+      peers_(world_size) {
   // Before the socket uses a descriptor: without one, the machine could not be identified.
-  peers_[rank].facts = rendezvous::facts_of_this_process(rank, world_size);
+  peers_[rank].facts = rendezvous::facts_of_this_process(names_.of(rank), names_.world_size);
   peers_[rank].segment = std::move(segment);
   peers_[rank].memory = std::move(memory);
   const auto name = "lockstep-" + base::make_nonce();

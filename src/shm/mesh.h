@@ -22,13 +22,14 @@
 #include "base/deadline.h"
 #include "base/fd.h"
 #include "rendezvous/machines.h"
+#include "shm/rank_names.h"
 #include "shm/segment.h"
 
 namespace lockstep::shm {
 
 // The entry of this rank has only facts, segment and memory.
 struct Peer {
-  rendezvous::RankFacts facts;
+  rendezvous::RankFacts facts;       // rank and world size as errors name them
   std::shared_ptr<Segment> segment;  // in this group
   std::shared_ptr<Segment> memory;   // of its process
   base::Fd socket;                   // connected, SOCK_SEQPACKET, non-blocking
@@ -39,8 +40,8 @@ class Mesh {
  public:
   // Listens, and publishes its address in the store as "shm/<rank>". Does not wait for the other ranks.
   // `store` must be used by this group only (a PrefixStore). Throws SystemError.
-  Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
-       std::shared_ptr<Segment> memory);
+  Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
+       std::shared_ptr<Segment> segment, std::shared_ptr<Segment> memory);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
   ~Mesh();
@@ -66,6 +67,7 @@ class Mesh {
 
   c10::intrusive_ptr<c10d::Store> store_;  // null after connect()
   const int rank_;
+  const RankNames names_;
   std::string token_;
   base::Fd listener_;
   std::vector<Peer> peers_;

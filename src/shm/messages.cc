@@ -20,9 +20,10 @@ constexpr size_t kLargestKept = size_t{64} << 20;
 std::string Message::describe() const {
   const char* type = c10::toString(dtype);
   const size_t count = piece.bytes / c10::elementSize(dtype);
-  if (outgoing) return fmt::format("send of {} {} to rank {}, tag {}", count, type, peer, tag);
+  const int called = names == nullptr || peer == kAnyRank ? peer : names->of(peer);
+  if (outgoing) return fmt::format("send of {} {} to rank {}, tag {}", count, type, called, tag);
   if (peer == kAnyRank) return fmt::format("recv of {} {} from any rank, tag {}", count, type, tag);
-  return fmt::format("recv of {} {} from rank {}, tag {}", count, type, peer, tag);
+  return fmt::format("recv of {} {} from rank {}, tag {}", count, type, called, tag);
 }
 
 Arena::Block Messages::allocate(size_t bytes) {

@@ -22,6 +22,7 @@
 #include "shm/arena.h"
 #include "shm/board.h"
 #include "shm/operation.h"
+#include "shm/rank_names.h"
 
 namespace lockstep::shm {
 
@@ -50,7 +51,8 @@ struct Message : Operation {
   uint64_t payload = 0;
   bool registered = false;  // the payload is in the memory of the process instead
 
-  std::string describe() const;  // "send of 10 Float to rank 1, tag 0"
+  const RankNames* names = nullptr;  // set by the endpoint
+  std::string describe() const;      // "send of 10 Float to rank 1, tag 0"
 };
 
 class Messages {

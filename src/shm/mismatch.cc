@@ -19,9 +19,9 @@ std::string describe(const CallSlot& slot) {
                                         .count = call.count});
 }
 
-bool same_call(const comm::Request& mine, const CallWords& theirs) {
-  return theirs.kind == static_cast<uint8_t>(mine.kind) && theirs.dtype == static_cast<uint8_t>(mine.dtype) &&
-         theirs.op == static_cast<uint8_t>(mine.op) && theirs.root == mine.root && theirs.count == mine.count;
+bool same_call(const CallWords& mine, const CallWords& theirs) {
+  return theirs.kind == mine.kind && theirs.dtype == mine.dtype && theirs.op == mine.op &&
+         theirs.root == mine.root && theirs.count == mine.count;
 }
 
 }  // namespace lockstep::shm

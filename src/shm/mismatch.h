@@ -12,7 +12,7 @@ namespace lockstep::shm {
 // exchange.
 std::string describe(const CallSlot& slot);
 
-bool same_call(const comm::Request& mine, const CallWords& theirs);
+bool same_call(const CallWords& mine, const CallWords& theirs);
 
 // Thrown by the engine. The endpoint, which knows the ranks' names, turns it into a MismatchError.
 struct Disagreement {

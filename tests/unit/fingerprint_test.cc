@@ -1,5 +1,5 @@
 // What a call's fingerprint tells apart, and the tags that are made of it.
-#include "gloo/fingerprint.h"
+#include "comm/fingerprint.h"
 
 #include <gtest/gtest.h>
 #include <set>
@@ -12,6 +12,7 @@
 namespace lockstep::gloo {
 namespace {
 
+using comm::Fingerprint;
 using comm::Kind;
 
 constexpr int kLargestTag = 500'000'000;  // comm/checks.cc

@@ -7,15 +7,15 @@
 
 #include "comm/request.h"
 
-namespace lockstep::gloo {
+namespace lockstep::comm {
 
 struct Fingerprint {
   static constexpr uint8_t kNoOp = 255;
 
   uint64_t number = 0;  // of the collective in its group; 0 for a message
   int64_t count = 0;    // elements that this rank gives
-  int32_t root = comm::kNoRoot;
-  comm::Kind kind = comm::Kind::Barrier;
+  int32_t root = kNoRoot;
+  Kind kind = Kind::Barrier;
   uint8_t op = kNoOp;
   int8_t dtype = 0;
   uint8_t unused = 0;
@@ -26,7 +26,7 @@ struct Fingerprint {
 static_assert(std::is_trivially_copyable_v<Fingerprint> &&
               std::has_unique_object_representations_v<Fingerprint>);
 
-Fingerprint fingerprint_of(const comm::Request& request, uint64_t number);
+Fingerprint fingerprint_of(const Request& request, uint64_t number);
 
 // "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0".
 std::string describe(const Fingerprint& call);
@@ -35,4 +35,4 @@ std::string describe(const Fingerprint& call);
 // probability of 2^-24. The number is not included.
 uint32_t digest(const Fingerprint& call);
 
-}  // namespace lockstep::gloo
+}  // namespace lockstep::comm

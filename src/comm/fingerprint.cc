@@ -1,8 +1,8 @@
-#include "gloo/fingerprint.h"
+#include "comm/fingerprint.h"
 
 #include <fmt/format.h>
 
-namespace lockstep::gloo {
+namespace lockstep::comm {
 
 namespace {
 
@@ -15,16 +15,16 @@ uint64_t mixed(uint64_t word) {
 
 }  // namespace
 
-Fingerprint fingerprint_of(const comm::Request& request, uint64_t number) {
+Fingerprint fingerprint_of(const Request& request, uint64_t number) {
   Fingerprint call{.number = number,
                    .count = static_cast<int64_t>(request.count),
                    .root = request.root,
                    .kind = request.kind,
                    .dtype = static_cast<int8_t>(request.dtype)};
-  if (comm::pattern_of(request.kind).reduces) call.op = static_cast<uint8_t>(request.op);
+  if (pattern_of(request.kind).reduces) call.op = static_cast<uint8_t>(request.op);
   // Over Gloo, the pieces of an all-to-all have equal sizes, so the ranks must agree on their number of
   // elements.
-  if (request.kind == comm::Kind::AllToAll) {
+  if (request.kind == Kind::AllToAll) {
     size_t bytes = 0;
     for (const auto& piece : request.give) bytes += piece.bytes;
     call.count = static_cast<int64_t>(bytes / c10::elementSize(request.dtype));
@@ -33,13 +33,13 @@ Fingerprint fingerprint_of(const comm::Request& request, uint64_t number) {
 }
 
 std::string describe(const Fingerprint& call) {
-  if (static_cast<size_t>(call.kind) >= comm::kKinds) return "a call of another version of lockstep";
-  const comm::CallFacts facts{.kind = call.kind,
+  if (static_cast<size_t>(call.kind) >= kKinds) return "a call of another version of lockstep";
+  const CallFacts facts{.kind = call.kind,
                               .dtype = static_cast<c10::ScalarType>(call.dtype),
                               .op = static_cast<ReduceOp>(call.op),
                               .root = call.root,
                               .count = static_cast<uint64_t>(call.count)};
-  if (call.kind != comm::Kind::AllToAll) return comm::describe(facts);
+  if (call.kind != Kind::AllToAll) return describe(facts);
   return fmt::format("all_to_all of {} {}", call.count, c10::toString(facts.dtype));
 }
 
@@ -50,4 +50,4 @@ uint32_t digest(const Fingerprint& call) {
   return static_cast<uint32_t>(mixed(mixed(static_cast<uint64_t>(call.count)) + small) >> 40);
 }
 
-}  // namespace lockstep::gloo
+}  // namespace lockstep::comm
