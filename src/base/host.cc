@@ -5,6 +5,8 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include "base/env.h"
+
 namespace lockstep::base {
 
 std::string host_name() {
@@ -17,7 +19,7 @@ std::string machine_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   std::error_code no_proc;
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", no_proc);
-  return boot_id + "/" + network.string();
+  return boot_id + "/" + network.string() + "/" + env_string("LOCKSTEP_MACHINE").value_or("");
 }
 
 }  // namespace lockstep::base

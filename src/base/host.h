@@ -8,7 +8,8 @@ namespace lockstep::base {
 std::string host_name();
 
 // Equal for two processes if and only if they share a kernel and a network namespace, so that they can
-// connect over loopback. Containers and namespaces that share only the hardware count as different machines.
+// connect over loopback. Containers and namespaces that share only the hardware count as different machines, and so
+// do processes with different values of LOCKSTEP_MACHINE.
 std::string machine_identity();
 
 }  // namespace lockstep::base

@@ -7,16 +7,9 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/wire_tags.h"
 
 namespace lockstep::comm {
-
-namespace {
-
-// The limit of every transport: Gloo uses the rest of its tags for the headers of messages
-// (gloo/wire_tags.h).
-constexpr int kLargestTag = 500'000'000;
-
-}  // namespace
 
 void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
             const std::string& hint) {
@@ -54,8 +47,9 @@ void check_rank(const ProcessGroup::Impl& group, const char* name, int rank) {
 void check_peer(const ProcessGroup::Impl& group, const char* name, int peer, int tag) {
   check_rank(group, name, peer);
   if (peer == group.rank) refuse(group, name, "the peer is this rank itself", "name another rank");
-  if (tag < 0 || tag > kLargestTag) {
-    refuse(group, name, fmt::format("the tag is {}", tag), fmt::format("tags go from 0 to {}", kLargestTag));
+  if (tag < 0 || tag > kLargestUserTag) {
+    refuse(group, name, fmt::format("the tag is {}", tag),
+           fmt::format("tags go from 0 to {}", kLargestUserTag));
   }
 }
 

@@ -129,13 +129,17 @@ std::string numbered(uint64_t number, const std::string& call) {
   return number == 0 ? call : fmt::format("#{} {}", number, call);
 }
 
-void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement) {
-  const MismatchError error(Purpose::before(base::compose(
+MismatchError mismatch_error(const ProcessGroup::Impl& group, const Disagreement& disagreement) {
+  return MismatchError(Purpose::before(base::compose(
       {.what = "the ranks do not make the same call",
        .where = where(group, disagreement.number),
        .evidence = fmt::format("this rank is in {}, {} in {}", disagreement.here,
                                group.ranks.at(disagreement.rank).describe(), disagreement.there),
        .hint = base::kSameCalls})));
+}
+
+void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement) {
+  const auto error = mismatch_error(group, disagreement);
   end_group(group, error);
   throw error;
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/error.h>
+
 #include "comm/group.h"
 
 namespace lockstep::comm {
@@ -29,7 +31,8 @@ struct Disagreement {
   uint64_t number;          // of the collective; 0 for a message
   std::string here, there;  // the call of this rank, the call of the other
 };
-// Ends the group with a MismatchError, and throws it.
+MismatchError mismatch_error(const ProcessGroup::Impl& group, const Disagreement& disagreement);
+// Ends the group with this error, and throws it.
 [[noreturn]] void throw_mismatch(ProcessGroup::Impl& group, const Disagreement& disagreement);
 
 // "#3 all_reduce of 1000 Float, Sum"; a number of 0 is left out.

@@ -35,12 +35,21 @@ Fingerprint fingerprint_of(const Request& request, uint64_t number) {
 std::string describe(const Fingerprint& call) {
   if (static_cast<size_t>(call.kind) >= kKinds) return "a call of another version of lockstep";
   const CallFacts facts{.kind = call.kind,
-                              .dtype = static_cast<c10::ScalarType>(call.dtype),
-                              .op = static_cast<ReduceOp>(call.op),
-                              .root = call.root,
-                              .count = static_cast<uint64_t>(call.count)};
+                        .dtype = static_cast<c10::ScalarType>(call.dtype),
+                        .op = static_cast<ReduceOp>(call.op),
+                        .root = call.root,
+                        .count = static_cast<uint64_t>(call.count)};
   if (call.kind != Kind::AllToAll) return describe(facts);
   return fmt::format("all_to_all of {} {}", call.count, c10::toString(facts.dtype));
+}
+
+TransferPtr send_fingerprint(Link& link, int to, int tag, const Fingerprint& call) {
+  const auto copy = std::make_shared<const Fingerprint>(call);
+  return link.send(to, tag, reinterpret_cast<const std::byte*>(copy.get()), sizeof call, copy);
+}
+
+TransferPtr receive_fingerprint(Link& link, int from, int tag, const std::shared_ptr<Fingerprint>& call) {
+  return link.receive(from, tag, reinterpret_cast<std::byte*>(call.get()), sizeof *call, call);
 }
 
 uint32_t digest(const Fingerprint& call) {

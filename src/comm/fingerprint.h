@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <type_traits>
 
+#include "comm/link.h"
 #include "comm/request.h"
 
 namespace lockstep::comm {
@@ -30,6 +32,10 @@ Fingerprint fingerprint_of(const Request& request, uint64_t number);
 
 // "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0".
 std::string describe(const Fingerprint& call);
+
+// Sends a copy of it to a rank; receives one. Neither blocks.
+TransferPtr send_fingerprint(Link& link, int to, int tag, const Fingerprint& call);
+TransferPtr receive_fingerprint(Link& link, int from, int tag, const std::shared_ptr<Fingerprint>& call);
 
 // A hash of 24 bits: equal for calls that may be matched with each other, and for other calls only with a
 // probability of 2^-24. The number is not included.

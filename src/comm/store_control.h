@@ -4,6 +4,7 @@
 // A rank erases its key of an exchange when it has finished the next one: by then, all ranks have read it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -26,7 +27,7 @@ class StoreControl final : public Control {
     int rank;
     std::string label;
   };
-  // Looks at one rank each time.
+  // Looks at one rank each time. May be called while another thread exchanges.
   std::optional<Elsewhere> find_elsewhere(uint64_t data_call);
 
  protected:
@@ -44,7 +45,7 @@ class StoreControl final : public Control {
 
   ProcessGroup::Impl& group_;
   const std::function<uint64_t()> data_calls_;
-  uint64_t exchanges_ = 0;  // begun
+  std::atomic<uint64_t> exchanges_{0};  // begun
   int next_looked_at_ = 0;
 };
 

@@ -1,18 +1,19 @@
 #include "gloo/transport.h"
 
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 
+#include "comm/announcement.h"
 #include "comm/diagnose.h"
 #include "comm/fingerprint.h"
-#include "gloo/announcement.h"
+#include "comm/wire_tags.h"
 #include "gloo/gaps.h"
 #include "gloo/make_gloo.h"
 #include "gloo/no_sigpipe.h"
-#include "gloo/wire_tags.h"
 
 namespace lockstep::gloo {
 
@@ -40,11 +41,18 @@ Tensors wires_of(const Tensors& tensors) {
   return wires;
 }
 
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 }  // namespace
 
 Transport::Transport(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> gloo)
     : foreign::Transport(group, std::move(gloo)),
-      agreement_(Agreement::among(group.rank, group.world_size)) {}
+      link_(*backend_),
+      agreement_(comm::Agreement::among(all_ranks(group.world_size), group.rank)) {}
 
 Transport::~Transport() {
   if (backend_ && group_.failed.load()) interrupt();
@@ -60,7 +68,11 @@ void Transport::begin(Started& call) {
     begin_message(call);
     return;
   }
-  if (agreement_) agreement_->tell(*backend_, fingerprint_of(call.request, call.number));
+  if (agreement_) {
+    const auto mine = comm::fingerprint_of(call.request, call.number);
+    mark_next_collective(*backend_, comm::digest(mine));
+    agreement_->tell(link_, mine);
+  }
   switch (call.request.kind) {
     case Kind::AllReduce:
     case Kind::Reduce:
@@ -121,7 +133,7 @@ namespace {
 
 // The state of a message whose two ends are compared.
 struct Compared {
-  Announcement announcement;
+  comm::Announcement announcement;
 };
 
 }  // namespace
@@ -132,9 +144,9 @@ void Transport::begin_message(Started& call) {
   auto wires = wires_of(sends ? given_tensors(request) : taken_tensors(request));
   int tag = request.tag;
   if (agreement_) {
-    const auto mine = fingerprint_of(request, 0);
-    call.compared = std::make_shared<Compared>(Compared{Announcement(*backend_, mine, request.peer, tag)});
-    tag = data_tag(tag, mine);
+    const auto mine = comm::fingerprint_of(request, 0);
+    call.compared = std::make_shared<Compared>(Compared{comm::Announcement(link_, mine, request.peer, tag)});
+    tag = comm::data_tag(tag, mine);
   }
   call.work = sends ? backend_->send(wires, request.peer, tag) : backend_->recv(wires, request.peer, tag);
 }
@@ -152,7 +164,7 @@ void Transport::wait_for_collective(Started& call) {
   if (soon && !agreement_) return;
   auto lookout = lookout_for(call);
   const auto agree = [&](const std::function<bool()>& give_up) {
-    if (agreement_) agreement_->verify(call.number, interrupter_, give_up);
+    if (agreement_) agreement_->verify(call.number, give_up);
   };
   if (!soon) {
     try {
@@ -174,13 +186,13 @@ void Transport::wait_for_collective(Started& call) {
 void Transport::wait_for_message(Started& call) {
   const auto give_up = [&] { return comm::is_hopeless(group_); };
   if (call.compared) {
-    std::static_pointer_cast<Compared>(call.compared)->announcement.verify(interrupter_, give_up);
+    std::static_pointer_cast<Compared>(call.compared)->announcement.verify(give_up);
   }
   interrupter_.wait(call.work, give_up);
 }
 
 void Transport::interrupt() noexcept {
-  if (agreement_) agreement_->hang_up(*backend_);
+  if (agreement_) link_.hang_up();
 }
 
 }  // namespace lockstep::gloo

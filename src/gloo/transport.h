@@ -1,13 +1,13 @@
 // LibTorch's Gloo as a transport, with everything that Gloo lacks: more dtypes and operations (gaps.h), a
-// comparison of the ranks' calls (agreement.h), waits that can be given up (interrupter.h), writes that raise
-// no SIGPIPE (no_sigpipe.h).
+// comparison of the ranks' calls (comm/agreement.h), waits that can be given up (interrupter.h), writes that
+// raise no SIGPIPE (no_sigpipe.h).
 #pragma once
 
 #include <memory>
 
+#include "comm/agreement.h"
 #include "foreign/transport.h"
-#include "gloo/agreement.h"
-#include "gloo/interrupter.h"
+#include "gloo/link.h"
 
 namespace lockstep::gloo {
 
@@ -33,7 +33,8 @@ class Transport final : public foreign::Transport {
   void wait_for_collective(foreign::Started& call);
   void wait_for_message(foreign::Started& call);
 
-  const std::unique_ptr<Agreement> agreement_;  // null: calls are not compared
+  Link link_;
+  const std::unique_ptr<comm::Agreement> agreement_;  // null: calls are not compared
   Interrupter interrupter_;
 };
 

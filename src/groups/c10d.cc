@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> sto
     mine.address = base::address_towards(
         *master, static_cast<uint16_t>(base::env_int("MASTER_PORT", 1, 65535).value_or(1)));
   }
-  if (groups::may_be_shm(mine.backend)) mine.no_shm = groups::why_no_shm();
+  if (groups::may_share_memory(mine.backend)) mine.no_shm = groups::why_no_shm();
   const auto ranks = rendezvous::meet(*keys, mine, deadline);
   const auto backend = groups::choose_backend(mine.backend, ranks);
   if (backend == "shm") {

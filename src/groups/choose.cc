@@ -1,5 +1,7 @@
 // Chooses the transport of a group by its name, its ranks and the backends of this build.
+#include <algorithm>
 #include <fmt/format.h>
+#include <map>
 
 #include <lockstep/error.h>
 
@@ -16,11 +18,11 @@ std::string wanted_backend(const std::string& option) {
   const auto variable = option == "auto" ? base::env_string("LOCKSTEP_BACKEND") : std::nullopt;
   auto wanted = variable.value_or(option);
   std::string why;
-  if (may_be_shm(wanted)) return wanted;
-  if (wanted == "gloo") {
+  if (wanted == "auto" || wanted == "shm") return wanted;
+  if (wanted == "gloo" || wanted == "hybrid") {
     if (gloo::has_gloo()) return wanted;
     why = "this LibTorch was built without Gloo";
-  } else if (wanted == "hybrid" || wanted == "nccl") {
+  } else if (wanted == "nccl") {
     why = "this build of lockstep does not have it";
   } else {
     why = "no backend has this name";
@@ -28,11 +30,11 @@ std::string wanted_backend(const std::string& option) {
   throw UsageError(base::compose(
       {.what = fmt::format("backend \"{}\" is not available", wanted),
        .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
-       .evidence = why + "; available: shm" + (gloo::has_gloo() ? ", gloo" : ""),
+       .evidence = why + "; available: shm" + (gloo::has_gloo() ? ", gloo, hybrid" : ""),
        .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it" : "leave the backend at \"auto\""}));
 }
 
-bool may_be_shm(const std::string& wanted) { return wanted == "auto" || wanted == "shm"; }
+bool may_share_memory(const std::string& wanted) { return wanted != "gloo"; }
 
 std::string why_no_shm() {
   try {
@@ -43,26 +45,45 @@ std::string why_no_shm() {
   }
 }
 
-std::string choose_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks) {
-  if (wanted == "gloo") return wanted;
-  std::string obstacle;
-  if (ranks.size() > shm::kMaxWorld) {
-    obstacle = fmt::format("there are {} ranks, and shared memory supports at most {}", ranks.size(),
-                           shm::kMaxWorld);
-  }
-  for (const auto& other : ranks) {
-    if (!obstacle.empty()) break;
-    if (other.machine != ranks[0].machine) {
-      obstacle = fmt::format("{} and {} are not on the same machine", ranks[0].describe(), other.describe());
-    } else if (!other.no_shm.empty()) {
-      obstacle = fmt::format("{} cannot share memory: {}", other.describe(), other.no_shm);
+namespace {
+
+// Why ranks that are on the same machine, if they are, cannot share memory; empty if they can.
+std::string obstacle_on_machines(const std::vector<rendezvous::RankFacts>& ranks) {
+  std::map<std::string, size_t> ranks_on;
+  for (const auto& rank : ranks) ++ranks_on[rank.machine];
+  for (const auto& rank : ranks) {
+    const auto neighbours = ranks_on[rank.machine];
+    if (neighbours > shm::kMaxWorld) {
+      return fmt::format("there are {} ranks on host {}, and shared memory supports at most {}", neighbours,
+                         rank.host, shm::kMaxWorld);
+    }
+    if (neighbours > 1 && !rank.no_shm.empty()) {
+      return fmt::format("{} cannot share memory: {}", rank.describe(), rank.no_shm);
     }
   }
-  if (obstacle.empty()) return "shm";
+  return {};
+}
+
+}  // namespace
+
+std::string choose_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks) {
+  if (wanted == "gloo") return wanted;
+  const auto elsewhere = std::find_if(ranks.begin(), ranks.end(),
+                                      [&](const auto& rank) { return rank.machine != ranks[0].machine; });
+  const bool one_machine = elsewhere == ranks.end();
+  auto obstacle = obstacle_on_machines(ranks);
+  if (wanted == "shm" && !one_machine) {
+    obstacle =
+        fmt::format("{} and {} are not on the same machine", ranks[0].describe(), elsewhere->describe());
+  }
+  if (obstacle.empty() && one_machine) return "shm";
+  if (obstacle.empty() && gloo::has_gloo()) return "hybrid";
   if (wanted == "auto" && gloo::has_gloo()) {
-    base::log_debug("using gloo instead of shm: {}", obstacle);
+    base::log_debug("using gloo: {}", obstacle);
     return "gloo";
   }
+  if (obstacle.empty())
+    obstacle = "the ranks are on several machines, and this LibTorch was built without Gloo";
   throw UsageError(base::compose({.what = fmt::format("backend \"{}\" cannot connect these ranks", wanted),
                                   .evidence = obstacle,
                                   .hint = gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""

@@ -101,7 +101,7 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
   mine.backend = wanted;
   mine.own_seed = unseeded_generator();
-  if (may_be_shm(wanted)) mine.no_shm = why_no_shm();
+  if (may_share_memory(wanted)) mine.no_shm = why_no_shm();
   const auto ranks = meet(*store, mine, deadline);
   const auto backend = choose_backend(wanted, ranks);
   if (options.tune) tune_process(identity.rank, ranks);

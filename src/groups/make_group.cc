@@ -18,8 +18,11 @@
 #include "comm/failure.h"
 #include "comm/single.h"
 #include "comm/store_control.h"
+#include "gloo/link.h"
 #include "gloo/make_gloo.h"
 #include "gloo/transport.h"
+#include "hybrid/topology.h"
+#include "hybrid/transport.h"
 #include "rendezvous/meet.h"
 #include "shm/control.h"
 #include "shm_c10d/backend.h"
@@ -69,17 +72,23 @@ void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endp
   group.transport = {endpoint.get(), [endpoint](comm::Transport*) { endpoint->retire(); }};
 }
 
+// For a transport whose ranks do not all share memory.
+template <class Transport>
+void use_store_control(ProcessGroup::Impl& group, Transport& transport) {
+  auto control = std::make_unique<StoreControl>(group, [&transport] { return transport.calls(); });
+  transport.watch_control(*control);
+  // A wait that is given up leaves the memory to other threads.
+  if (transport.needs_owners()) group.blocking = Returns::AtOnce;
+  attach_control(group, std::move(control));
+}
+
 // Uses a c10d backend for the data, and the store for the control channel.
 template <class Transport>
 void use_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   auto transport = std::make_shared<Transport>(group, std::move(backend));
-  auto control = std::make_unique<StoreControl>(group, [raw = transport.get()] { return raw->calls(); });
-  transport->watch_control(*control);
+  use_store_control(group, *transport);
   group.make_c10d = [raw = transport.get()] { return raw->backend(); };
-  // A wait that is given up leaves the memory to the backend's threads.
-  if (transport->needs_owners()) group.blocking = Returns::AtOnce;
   group.transport = std::move(transport);
-  attach_control(group, std::move(control));
 }
 
 std::shared_ptr<ProcessGroup> wrap(std::shared_ptr<ProcessGroup::Impl> impl) {
@@ -107,19 +116,27 @@ c10::intrusive_ptr<c10d_backend> connected_gloo(const c10::intrusive_ptr<c10d::S
   return gloo;
 }
 
-void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
+// Notices meanwhile if a rank ends. Throws Gloo's exceptions.
+c10::intrusive_ptr<c10d_backend> await_gloo(ProcessGroup::Impl& group, const std::string& address,
+                                            base::Deadline deadline) {
+  // Gloo connects to one peer after the other, each with its own timeout.
+  auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
+                                     world_size = group.world_size, timeout = group.timeout, address] {
+    return connected_gloo(store, rank, world_size, timeout, address);
+  });
+  while (connecting.wait_for(kBetweenLooks) != std::future_status::ready) {
+    if (deadline.expired()) throw std::runtime_error("timed out");
+    if (is_hopeless(group)) throw std::runtime_error("connecting was given up");
+  }
+  return connecting.get();
+}
+
+// Connects the ranks over Gloo, and calls `use` with the backend. Errors name their cause.
+template <class Use>
+void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline, Use&& use) {
   const auto address = own_address(group.rank, group.ranks);
   try {
-    // Gloo connects to one peer after the other, each with its own timeout.
-    auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
-                                       world_size = group.world_size, timeout = group.timeout, address] {
-      return connected_gloo(store, rank, world_size, timeout, address);
-    });
-    while (connecting.wait_for(kBetweenLooks) != std::future_status::ready) {
-      if (deadline.expired()) throw std::runtime_error("timed out");
-      if (is_hopeless(group)) throw std::runtime_error("connecting was given up");
-    }
-    use_backend<gloo::Transport>(group, connecting.get());
+    use(await_gloo(group, address, deadline));
   } catch (...) {
     try {
       throw_diagnosis(group, fmt::format("connecting the ranks (from {})", address), 0);
@@ -127,6 +144,49 @@ void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline) {
       throw_failure(group);
     }
   }
+}
+
+void connect_network(ProcessGroup::Impl& group, base::Deadline deadline) {
+  connect_gloo(group, deadline, [&](c10::intrusive_ptr<c10d_backend> gloo) {
+    use_backend<gloo::Transport>(group, std::move(gloo));
+  });
+}
+
+// The endpoints of this machine's ranks; none if this rank is alone on it.
+hybrid::Machine::Endpoints connect_machine(ProcessGroup::Impl& group, const hybrid::Topology& topology,
+                                           base::Deadline deadline) {
+  hybrid::Machine::Endpoints endpoints;
+  if (topology.local_size() == 1) return endpoints;
+  try {
+    for (size_t half = 0; half < endpoints.size(); ++half) {
+      const auto store = group.store->under(fmt::format("machine{}/{}", topology.machine, half));
+      endpoints[half] = std::make_shared<shm::Endpoint>(
+          store->for_backend(deadline), topology.local, topology.local_size(),
+          shm::RankNames(topology.local_ranks(), group.world_size, group.backend), group.timeout, group.name);
+    }
+    for (const auto& endpoint : endpoints) endpoint->connect();
+  } catch (...) {
+    throw_failure(group);
+  }
+  return endpoints;
+}
+
+void connect_hybrid(ProcessGroup::Impl& group, base::Deadline deadline) {
+  const hybrid::Topology topology(group.rank, group.ranks);
+  auto endpoints = connect_machine(group, topology, deadline);
+  struct GlooLink {
+    explicit GlooLink(c10::intrusive_ptr<c10d_backend> connected) : gloo(std::move(connected)), link(*gloo) {}
+    c10::intrusive_ptr<c10d_backend> gloo;
+    gloo::Link link;
+  };
+  connect_gloo(group, deadline, [&](c10::intrusive_ptr<c10d_backend> gloo) {
+    const auto link = std::make_shared<GlooLink>(std::move(gloo));
+    group.make_c10d = [raw = link.get()] { return raw->gloo; };
+    auto transport = std::make_shared<hybrid::Transport>(group, topology, std::move(endpoints),
+                                                         std::shared_ptr<comm::Link>(link, &link->link));
+    use_store_control(group, *transport);
+    group.transport = std::move(transport);
+  });
 }
 
 std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<int> members) {
@@ -191,7 +251,10 @@ std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& ba
   impl->watch.emplace(rank, impl->ranks);
   impl->store = std::move(store.keys);
   impl->store_holders = store.holders;
-  (backend == "shm" ? connect_shm : connect_gloo)(*impl, deadline);
+  const auto connect = backend == "shm"      ? connect_shm
+                       : backend == "hybrid" ? connect_hybrid
+                                             : connect_network;
+  connect(*impl, deadline);
   base::log_debug("{}: rank {} of {}, backend {}", impl->name, rank, impl->world_size, backend);
   return wrap(std::move(impl));
 }
@@ -214,7 +277,7 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
     const int rank = static_cast<int>(mine - members.begin());
     group = make_group(
         fmt::format("group {} of ranks {} of {}", number, base::describe_ranks(members), parent.name),
-        parent.backend, rank, facts, placement_of(rank, facts),
+        choose_backend(parent.backend, facts), rank, facts, placement_of(rank, facts),
         {parent.store->under(fmt::format("group{}", number), members), parent.world_size}, deadline);
   } else if (mine != members.end()) {
     group = make_world_of_one(parent.timeout);

@@ -14,7 +14,7 @@ namespace lockstep::groups {
 // for a name that is unknown or that this build does not have.
 std::string wanted_backend(const std::string& option);
 // Whether this request may result in shared memory.
-bool may_be_shm(const std::string& wanted);
+bool may_share_memory(const std::string& wanted);
 // Why this process cannot share memory with others; empty if it can.
 std::string why_no_shm();
 // The backend for these ranks: "auto" becomes the best one that they can use. Throws UsageError if they

@@ -1,5 +1,6 @@
 // Compares every collective, for every dtype and operation that has a meaning, with a simple reference: each
 // rank knows the inputs of all ranks. Sizes: none, one, odd, a few thousand.
+#include <algorithm>
 #include <atomic>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -401,7 +402,9 @@ TEST(ForeignBackends, ACallThatIsDoneJustAfterAShortWaitHasNotFailed) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<Collectives::ParamType>& info) {
-  return std::string(std::get<0>(info.param)) + "_World" + std::to_string(std::get<1>(info.param));
+  std::string name = std::get<0>(info.param);
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name + "_World" + std::to_string(std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
@@ -410,6 +413,11 @@ INSTANTIATE_TEST_SUITE_P(Gloo, Collectives,
 // A world of one rank is the same for all backends.
 INSTANTIATE_TEST_SUITE_P(Shm, Collectives,
                          ::testing::Combine(::testing::Values("shm"), ::testing::Values(2, 3, 4)), name_of);
+INSTANTIATE_TEST_SUITE_P(Hybrid, Collectives,
+                         ::testing::Values(std::tuple("hybrid:ab", 2), std::tuple("hybrid:aab", 3),
+                                           std::tuple("hybrid:abba", 4), std::tuple("hybrid:abac", 4),
+                                           std::tuple("hybrid:aabbb", 5)),
+                         name_of);
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -197,14 +197,31 @@ void expect_success(const std::vector<RankOutcome>& outcomes) {
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome.exit_status, 0) << outcome.describe();
 }
 
+std::function<Environment(int)> on_machines(const std::string& letters) {
+  return [letters](int rank) -> Environment {
+    // Its own interface leads from one simulated machine to another.
+    return {{"LOCKSTEP_MACHINE", std::string(1, letters.at(rank))}, {"GLOO_SOCKET_IFNAME", "lo"}};
+  };
+}
+
+std::string two_machines(int world) {
+  return std::string((world + 1) / 2, 'a') + std::string(world / 2, 'b');
+}
+
 void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup&)>& body,
                std::chrono::seconds deadline) {
-  expect_success(start_ranks(world,
-                             [&](int) {
-                               const auto group = init_process_group({.backend = backend, .timeout = 20s});
-                               body(*group);
-                             },
-                             {.deadline = deadline}));
+  const auto name = backend.substr(0, backend.find(':'));
+  Start start{.deadline = deadline};
+  if (name == "hybrid") {
+    start.environment = on_machines(name == backend ? two_machines(world) : backend.substr(name.size() + 1));
+  }
+  expect_success(start_ranks(
+      world,
+      [&](int) {
+        const auto group = init_process_group({.backend = name, .timeout = 20s});
+        body(*group);
+      },
+      start));
 }
 
 void Fault::reach(int rank, int step) const {

@@ -34,6 +34,12 @@ struct Start {
   std::function<Environment(int rank)> environment = {};
 };
 
+// For Start::environment: ranks with equal letters are on the same machine, as far as lockstep can tell;
+// "aab" are three ranks on two machines.
+std::function<Environment(int rank)> on_machines(const std::string& letters);
+// The first half of the ranks on one machine, the second half on another: "aab" for three.
+std::string two_machines(int world);
+
 // To be called before a fork. Backends of earlier tests end in threads of their own: a process forked
 // meanwhile would inherit the locks that such a thread holds, and nobody to give them back.
 void let_own_threads_end();
@@ -44,7 +50,8 @@ void let_own_threads_end();
 std::vector<RankOutcome> start_ranks(int world, const std::function<void(int rank)>& body,
                                      const Start& start = {});
 
-// The common case: each rank makes the default group first, and every rank must succeed.
+// The common case: each rank makes the default group first, and every rank must succeed. With the backend
+// "hybrid", the ranks are on two_machines(); with "hybrid:abb", on those machines.
 void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup& group)>& body,
                std::chrono::seconds deadline = std::chrono::seconds(60));
 

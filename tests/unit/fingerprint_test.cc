@@ -7,35 +7,24 @@
 #include <ATen/ATen.h>
 
 #include "comm/from_tensors.h"
-#include "gloo/wire_tags.h"
+#include "comm/wire_tags.h"
 
-namespace lockstep::gloo {
+namespace lockstep::comm {
 namespace {
 
-using comm::Fingerprint;
-using comm::Kind;
-
-constexpr int kLargestTag = 500'000'000;  // comm/checks.cc
-
 TEST(Fingerprints, AreDescribed) {
-  EXPECT_EQ(describe(fingerprint_of(comm::all_reduce_of(at::ones({2, 3}), ReduceOp::Avg), 1)),
+  EXPECT_EQ(describe(fingerprint_of(all_reduce_of(at::ones({2, 3}), ReduceOp::Avg), 1)),
             "all_reduce of 6 Float, Avg");
-  EXPECT_EQ(describe(fingerprint_of(comm::broadcast_of(at::ones({4}, at::kInt), 3, 0), 1)),
+  EXPECT_EQ(describe(fingerprint_of(broadcast_of(at::ones({4}, at::kInt), 3, 0), 1)),
             "broadcast of 4 Int, root 3");
   EXPECT_EQ(describe(Fingerprint{}), "barrier");
   const auto half = at::ones({3}), whole = at::ones({6});
-  EXPECT_EQ(describe(fingerprint_of(comm::all_to_all_of(whole, whole, {3, 3}, {3, 3}), 1)),
+  EXPECT_EQ(describe(fingerprint_of(all_to_all_of(whole, whole, {3, 3}, {3, 3}), 1)),
             "all_to_all of 6 Float");
-  EXPECT_EQ(describe(fingerprint_of(comm::all_gather_of(whole, half, 2), 1)), "all_gather of 3 Float");
+  EXPECT_EQ(describe(fingerprint_of(all_gather_of(whole, half, 2), 1)), "all_gather of 3 Float");
   Fingerprint strange;
   strange.kind = static_cast<Kind>(200);
   EXPECT_EQ(describe(strange), "a call of another version of lockstep");
-}
-
-TEST(Fingerprints, TravelAsBytes) {
-  const auto call =
-      fingerprint_of(comm::reduce_of(at::ones({5}, at::kHalf), ReduceOp::Min, 2, 0), 1'234'567'890'123);
-  EXPECT_EQ(fingerprint_in(bytes_of(call)), call);
 }
 
 TEST(Fingerprints, HaveDigestsOfTheirOwn) {
@@ -66,7 +55,7 @@ TEST(Fingerprints, HaveDigestsOfTheirOwn) {
 TEST(WireTags, OfMessagesThatDifferDiffer) {
   std::set<int> seen;
   size_t messages = 0;
-  for (const int tag : {0, 1, 2, 3, 1000, 32768, 65536, kLargestTag}) {
+  for (const int tag : {0, 1, 2, 3, 1000, 32768, 65536, kLargestUserTag}) {
     for (const int dtype : {0, 3, 4, 6, 7}) {
       for (const int64_t count :
            {int64_t{0}, int64_t{1}, int64_t{3}, int64_t{4}, int64_t{1} << 24, int64_t{1} << 28}) {
@@ -84,5 +73,16 @@ TEST(WireTags, OfMessagesThatDifferDiffer) {
   EXPECT_EQ(seen.size(), messages);
 }
 
+TEST(WireTags, OfPartsAreApartFromThoseOfMessages) {
+  for (const uint32_t digest : {0u, 1u, 0xffffffu}) {
+    for (const uint64_t part : {0, 1, kPartsUnderWay - 1}) {
+      EXPECT_GT(part_tag(digest, part), receiver_tag(kLargestUserTag));
+      EXPECT_LT(part_tag(digest, part), kUnusedTag);
+      EXPECT_EQ(part_tag(digest, part), part_tag(digest, 0) + static_cast<int>(part));
+    }
+  }
+  EXPECT_NE(part_tag(1, 0), part_tag(2, 0));
+}
+
 }  // namespace
-}  // namespace lockstep::gloo
+}  // namespace lockstep::comm

@@ -1,0 +1,42 @@
+// Carries bytes between two ranks: the messages of an engine for several machines, such as Gloo
+// (gloo/link.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace lockstep::comm {
+
+// A transfer in progress. Destroying it does not cancel it.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  // Blocks until the memory may be used again; what was received is then there. `hopeless` is called from
+  // time to time, on this thread or another, never on both at once; once it returns true, the wait ends with
+  // std::runtime_error. Throws the engine's exceptions.
+  virtual void wait(const std::function<bool()>& hopeless) = 0;
+};
+using TransferPtr = std::unique_ptr<Transfer>;
+
+// Thread-safe.
+class Link {
+ public:
+  // Keeps the memory of a transfer alive until the engine no longer uses it, even if the wait is given up.
+  using Owner = std::shared_ptr<const void>;
+
+  virtual ~Link() = default;
+
+  // Both start a transfer and return. Transfers between two ranks with the same tag (wire_tags.h) are matched
+  // in their order; their sizes must be equal, and not 0. Transfers with consecutive tags may take different
+  // routes.
+  virtual TransferPtr send(int to, int tag, const std::byte* data, size_t bytes, Owner owner) = 0;
+  virtual TransferPtr receive(int from, int tag, std::byte* data, size_t bytes, Owner owner) = 0;
+
+  // Closes all connections: ranks that wait for this one, and transfers that wait here, stop waiting. For a
+  // group that has failed.
+  virtual void hang_up() noexcept = 0;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,147 @@
+#include "hybrid/all_reduce.h"
+
+#include <utility>
+
+#include "hybrid/window.h"
+#include "shm/call.h"
+
+namespace lockstep::hybrid {
+
+namespace {
+
+using comm::Kind;
+using comm::Piece;
+
+// Up to this size, a second trip costs more than the bytes that it saves.
+constexpr size_t kOneTripBytes = size_t{16} << 10;
+
+}  // namespace
+
+AllReduce::AllReduce(const Paths& paths, const comm::Request& request, uint32_t digest,
+                     std::function<bool()> hopeless)
+    : Operation(paths, request, digest, std::move(hopeless)),
+      kernel_(shm::kernel_for(request.dtype, request.op)),
+      chunks_(chunks_of(static_cast<int64_t>(request.give[0].bytes / element_bytes()), element_bytes())),
+      under_way_(kWindow + 1) {}
+
+Piece AllReduce::piece(const Range& range) const {
+  return {request().take[0].data + range.from * element_bytes(), range.count * element_bytes()};
+}
+
+bool AllReduce::in_two_trips(size_t step) const {
+  return topology().machines() > 2 && chunks_[step].count * element_bytes() > kOneTripBytes;
+}
+
+Range AllReduce::part(const Strip& strip, int m, size_t step) const {
+  return in_two_trips(step) ? part_of(strip.range, topology().machines(), m, element_bytes()) : strip.range;
+}
+
+// ---- Front
+
+void AllReduce::front(size_t step) {
+  auto& exchanges = exchanges_of(step);
+  // Receiving starts first: what arrives then has a place.
+  for (auto& strip : strips_of(chunks_[step], topology(), element_bytes())) {
+    exchanges.push_back(begin(std::move(strip), step));
+  }
+  reduce_scatter(chunks_[step]);
+  for (auto& exchange : exchanges) send_share(exchange, step);
+}
+
+AllReduce::Exchange AllReduce::begin(Strip strip, size_t step) {
+  const auto machines = static_cast<size_t>(topology().machines());
+  Exchange exchange{.strip = std::move(strip),
+                    .received = std::vector<Buffer>(machines),
+                    .receiving = std::vector<comm::TransferPtr>(machines),
+                    .sending = std::vector<comm::TransferPtr>(machines),
+                    .receiving_results = std::vector<comm::TransferPtr>(machines),
+                    .sending_results = std::vector<comm::TransferPtr>(machines)};
+  exchange.mine = part(exchange.strip, topology().machine, step);
+  const size_t bytes = exchange.mine.count * element_bytes();
+  for (int m = 0; m < topology().machines(); ++m) {
+    if (m == topology().machine) continue;
+    const int owner = exchange.strip.owners[m];
+    auto& buffer = exchange.received[m] = take_buffer(bytes);
+    exchange.receiving[m] = receive(owner, 2 * step, {buffer.get(), bytes}, buffer);
+    if (!in_two_trips(step)) continue;
+    // Into the place of this rank's own sum: nothing arrives there before the owner has received that.
+    exchange.receiving_results[m] = receive(owner, 2 * step + 1, piece(part(exchange.strip, m, step)));
+  }
+  return exchange;
+}
+
+void AllReduce::reduce_scatter(const Range& chunk) const {
+  const auto shares = shares_of(chunk, topology().local_size(), element_bytes());
+  auto scatter = local(Kind::ReduceScatter);
+  scatter.count = shares.front().count;
+  for (const auto& share : shares) scatter.give.push_back(piece(share));
+  scatter.take.push_back(piece(shares[topology().local]));
+  run(Half::Front, scatter);
+}
+
+void AllReduce::send_share(Exchange& exchange, size_t step) const {
+  for (int m = 0; m < topology().machines(); ++m) {
+    if (m == topology().machine) continue;
+    exchange.sending[m] = send(exchange.strip.owners[m], 2 * step, piece(part(exchange.strip, m, step)));
+  }
+}
+
+// ---- Back
+
+void AllReduce::back(size_t step) {
+  for (auto& exchange : exchanges_of(step)) {
+    for (const auto& transfer : exchange.receiving) wait(transfer);
+    // The sum overwrites what was sent.
+    for (const auto& transfer : exchange.sending) wait(transfer);
+    add(exchange);
+    if (in_two_trips(step)) send_result(exchange, step);
+  }
+  if (const auto previous = std::exchange(unfinished_, std::nullopt)) finish(*previous);
+  if (in_two_trips(step) && step + 1 < steps()) {
+    unfinished_ = step;
+  } else {
+    finish(step);
+  }
+}
+
+void AllReduce::add(const Exchange& exchange) const {
+  const auto place = piece(exchange.mine);
+  if (place.bytes == 0) return;
+  c10::SmallVector<const void*, 8> sums;
+  for (int m = 0; m < topology().machines(); ++m) {
+    sums.push_back(m == topology().machine ? place.data : exchange.received[m].get());
+  }
+  void* const result = place.data;
+  kernel_(&result, 1, sums.data(), topology().machines(), exchange.mine.count,
+          static_cast<int>(topology().machine_of.size()));
+}
+
+void AllReduce::send_result(Exchange& exchange, size_t step) const {
+  for (int m = 0; m < topology().machines(); ++m) {
+    if (m == topology().machine) continue;
+    exchange.sending_results[m] = send(exchange.strip.owners[m], 2 * step + 1, piece(exchange.mine));
+  }
+}
+
+void AllReduce::finish(size_t step) {
+  auto& exchanges = exchanges_of(step);
+  for (const auto& exchange : exchanges) {
+    for (const auto& transfer : exchange.receiving_results) wait(transfer);
+    for (const auto& transfer : exchange.sending_results) wait(transfer);
+  }
+  exchanges.clear();
+  all_gather(chunks_[step]);
+}
+
+void AllReduce::all_gather(const Range& chunk) const {
+  const auto shares = shares_of(chunk, topology().local_size(), element_bytes());
+  auto gather = local(Kind::AllGather);
+  gather.count = shares.front().count;
+  for (const auto& share : shares) gather.take.push_back(piece(share));
+  auto& own = gather.take[topology().local];
+  gather.give.push_back(own);
+  own.bytes = 0;  // it is there
+  run(Half::Back, gather);
+}
+
+}  // namespace lockstep::hybrid

@@ -1,0 +1,152 @@
+#include "hybrid/moves.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "hybrid/shares.h"
+
+namespace lockstep::hybrid {
+
+using comm::Kind;
+using comm::Piece;
+using Transfers = std::vector<comm::TransferPtr>;
+
+void Broadcast::back(size_t) {
+  const int root = request().root;
+  const bool is_root = topology().rank == root;
+  const int entry = topology().partner_on(topology().machine, root);  // the root itself on its machine
+  const auto whole = is_root ? request().give[0] : request().take[0];
+  const auto chunks = chunks_of(static_cast<int64_t>(whole.bytes), 1);
+  const auto piece = [&](const Range& chunk) {
+    return Piece{whole.data + chunk.from, static_cast<size_t>(chunk.count)};
+  };
+  Transfers transfers;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (is_root) {
+      for (int m = 0; m < topology().machines(); ++m) {
+        if (m != topology().machine)
+          transfers.push_back(send(topology().partner_on(m, root), i, piece(chunks[i])));
+      }
+    } else if (topology().rank == entry) {
+      transfers.push_back(receive(root, i, piece(chunks[i])));
+    }
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (!is_root && topology().rank == entry) wait(transfers[i]);
+    auto share = local(Kind::Broadcast, topology().local_of[entry]);
+    share.count = chunks[i].count;
+    (topology().rank == entry ? share.give : share.take).push_back(piece(chunks[i]));
+    run(Half::Back, share);
+  }
+  for (const auto& transfer : transfers) wait(transfer);
+}
+
+void AllGather::back(size_t) {
+  const int me = topology().rank;
+  Transfers sending, receiving(topology().machine_of.size());
+  const auto entry = [&](int giver) { return topology().partner_on(topology().machine, giver); };
+  for (size_t giver = 0; giver < receiving.size(); ++giver) {
+    if (!topology().is_local(giver) && entry(giver) == me)
+      receiving[giver] = receive(giver, 0, request().take[giver]);
+  }
+  for (int m = 0; m < topology().machines(); ++m) {
+    if (m != topology().machine) sending.push_back(send(topology().partner_on(m, me), 0, request().give[0]));
+  }
+  auto gather = local(Kind::AllGather);
+  gather.count = request().count;
+  gather.give = request().give;
+  for (const int giver : topology().local_ranks()) gather.take.push_back(request().take[giver]);
+  run(Half::Back, gather);
+  for (size_t giver = 0; giver < receiving.size(); ++giver) {
+    if (topology().is_local(giver)) continue;
+    wait(receiving[giver]);
+    auto share = local(Kind::Broadcast, topology().local_of[entry(giver)]);
+    share.count = request().count;
+    (entry(giver) == me ? share.give : share.take).push_back(request().take[giver]);
+    run(Half::Back, share);
+  }
+  for (const auto& transfer : sending) wait(transfer);
+}
+
+void Gather::back(size_t) {
+  const int root = request().root;
+  Transfers transfers;
+  if (!topology().is_local(root)) {
+    wait(send(root, 0, request().give[0]));
+    return;
+  }
+  if (topology().rank == root) {
+    for (size_t giver = 0; giver < request().take.size(); ++giver) {
+      if (!topology().is_local(giver)) transfers.push_back(receive(giver, 0, request().take[giver]));
+    }
+  }
+  auto gather = local(Kind::Gather, topology().local_of[root]);
+  gather.count = request().count;
+  gather.give = request().give;
+  if (topology().rank == root) {
+    for (const int giver : topology().local_ranks()) gather.take.push_back(request().take[giver]);
+  }
+  run(Half::Back, gather);
+  for (const auto& transfer : transfers) wait(transfer);
+}
+
+void Scatter::back(size_t) {
+  const int root = request().root;
+  Transfers transfers;
+  if (!topology().is_local(root)) {
+    wait(receive(root, 0, request().take[0]));
+    return;
+  }
+  auto scatter = local(Kind::Scatter, topology().local_of[root]);
+  scatter.count = request().count;
+  scatter.take = request().take;
+  if (topology().rank == root) {
+    for (size_t taker = 0; taker < request().give.size(); ++taker) {
+      if (!topology().is_local(taker)) transfers.push_back(send(taker, 0, request().give[taker]));
+    }
+    for (const int taker : topology().local_ranks()) scatter.give.push_back(request().give[taker]);
+    scatter.give_is_contiguous = false;
+  }
+  run(Half::Back, scatter);
+  for (const auto& transfer : transfers) wait(transfer);
+}
+
+void AllToAll::back(size_t) {
+  Transfers transfers;
+  const auto world = static_cast<int>(request().give.size());
+  // Each rank starts with the next rank, so that not all send to the same one at once.
+  for (int step = 1; step < world; ++step) {
+    const int giver = (topology().rank + world - step) % world;
+    if (!topology().is_local(giver)) transfers.push_back(receive(giver, 0, request().take[giver]));
+  }
+  for (int step = 1; step < world; ++step) {
+    const int taker = (topology().rank + step) % world;
+    if (!topology().is_local(taker)) transfers.push_back(send(taker, 0, request().give[taker]));
+  }
+  auto exchange = local(Kind::AllToAll);
+  for (const int other : topology().local_ranks()) {
+    exchange.give.push_back(request().give[other]);
+    exchange.take.push_back(request().take[other]);
+  }
+  exchange.give_is_contiguous = false;
+  run(Half::Back, exchange);
+  for (const auto& transfer : transfers) wait(transfer);
+}
+
+void Barrier::back(size_t) {
+  auto meet = local(Kind::Barrier);
+  run(Half::Back, meet);
+  if (topology().is_leader()) {
+    Transfers transfers;
+    for (int m = 0; m < topology().machines(); ++m) {
+      if (m == topology().machine) continue;
+      const auto word = take_buffer(2);
+      transfers.push_back(receive(topology().leader_of(m), 0, {word.get(), 1}, word));
+      transfers.push_back(send(topology().leader_of(m), 0, {word.get() + 1, 1}, word));
+    }
+    for (const auto& transfer : transfers) wait(transfer);
+  }
+  run(Half::Back, meet);
+}
+
+}  // namespace lockstep::hybrid

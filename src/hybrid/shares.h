@@ -1,0 +1,41 @@
+// How the elements of an all-reduce are divided: into chunks, one after the other; each chunk among the ranks
+// of a machine; and each rank's share among the ranks on the other machines with which it is exchanged.
+//
+// Pure functions: all ranks compute the same division.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "hybrid/topology.h"
+
+namespace lockstep::hybrid {
+
+// Consecutive elements.
+struct Range {
+  int64_t from = 0;
+  int64_t count = 0;
+
+  int64_t end() const { return from + count; }
+  bool operator==(const Range&) const = default;
+};
+
+// The chunks of `count` elements. The first ones are smaller, so that the network starts sooner.
+std::vector<Range> chunks_of(int64_t count, size_t element_bytes);
+
+// The share of each of `ranks` local ranks of a chunk: equal ones, except for the last; all in whole cache
+// lines. A small chunk is the share of the first rank alone, because each message costs more than its bytes.
+std::vector<Range> shares_of(const Range& chunk, int ranks, size_t element_bytes);
+
+// A part of a chunk that has one owner on every machine.
+struct Strip {
+  Range range;
+  std::vector<int> owners;  // by machine: the rank whose share contains it
+};
+// The strips of the chunk that this rank owns. There are several only if other machines have more ranks.
+std::vector<Strip> strips_of(const Range& chunk, const Topology& topology, size_t element_bytes);
+
+// Part `index` of `parts` of a range, all nearly equal and in whole cache lines.
+Range part_of(const Range& range, int parts, int index, size_t element_bytes);
+
+}  // namespace lockstep::hybrid
