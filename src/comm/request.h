@@ -139,6 +139,7 @@ struct CallFacts {
   int root = kNoRoot;
   uint64_t count = 0;
   const char* name = nullptr;
+  uint64_t number = 0;  // of the collective in its group; 0 if it has none. Not part of the description
 };
 std::string describe(const CallFacts& call);
 CallFacts facts_of(const Request& request);

@@ -17,11 +17,11 @@ constexpr size_t kOneTripBytes = size_t{16} << 10;
 
 }  // namespace
 
-AllReduce::AllReduce(const Paths& paths, const comm::Request& request, uint32_t digest,
-                     std::function<bool()> hopeless)
-    : Operation(paths, request, digest, std::move(hopeless)),
-      kernel_(shm::kernel_for(request.dtype, request.op)),
-      chunks_(chunks_of(static_cast<int64_t>(request.give[0].bytes / element_bytes()), element_bytes())),
+AllReduce::AllReduce(const Paths& paths, Task task)
+    : Operation(paths, std::move(task)),
+      kernel_(shm::kernel_for(request().dtype, request().op)),
+      chunks_(chunks_of(static_cast<int64_t>(request().give[0].bytes / element_bytes()), topology(),
+                        element_bytes())),
       under_way_(kWindow + 1) {}
 
 Piece AllReduce::piece(const Range& range) const {
@@ -76,7 +76,7 @@ void AllReduce::reduce_scatter(const Range& chunk) const {
   scatter.count = shares.front().count;
   for (const auto& share : shares) scatter.give.push_back(piece(share));
   scatter.take.push_back(piece(shares[topology().local]));
-  run(Half::Front, scatter);
+  run(Half::Front, std::move(scatter));
 }
 
 void AllReduce::send_share(Exchange& exchange, size_t step) const {
@@ -141,7 +141,7 @@ void AllReduce::all_gather(const Range& chunk) const {
   auto& own = gather.take[topology().local];
   gather.give.push_back(own);
   own.bytes = 0;  // it is there
-  run(Half::Back, gather);
+  run(Half::Back, std::move(gather));
 }
 
 }  // namespace lockstep::hybrid

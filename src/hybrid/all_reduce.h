@@ -27,8 +27,7 @@ namespace lockstep::hybrid {
 
 class AllReduce final : public Operation {
  public:
-  AllReduce(const Paths& paths, const comm::Request& request, uint32_t digest,
-            std::function<bool()> hopeless);
+  AllReduce(const Paths& paths, Task task);
 
   size_t steps() const override { return chunks_.size(); }
   void front(size_t step) override;

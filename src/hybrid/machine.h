@@ -7,11 +7,11 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 
 #include <lockstep/error.h>
 
-#include "comm/single.h"
 #include "shm/endpoint.h"
 
 namespace lockstep::hybrid {
@@ -35,14 +35,10 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   bool alone() const { return !endpoints_[0]; }
-  // The request's ranks are local indices. A rank that is alone takes what it gives.
-  void run(Half half, comm::Request& request) {
-    if (alone()) {
-      comm::SingleTransport().run(request);
-    } else {
-      of(half).run(request);
-    }
-  }
+  // The request's ranks are local indices. A rank that is alone takes what it gives. `hopeless` is called
+  // from time to time; once it returns true, throws std::runtime_error. Then other ranks access the request's
+  // memory until fail() is called.
+  void run(Half half, comm::Request&& request, const std::function<bool()>& hopeless);
   void fail(const Error& why) noexcept {
     for (const auto& endpoint : endpoints_) {
       if (endpoint) endpoint->fail(std::string(why.kind()), why.what());

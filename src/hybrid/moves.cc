@@ -1,6 +1,7 @@
 #include "hybrid/moves.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "hybrid/shares.h"
@@ -16,7 +17,7 @@ void Broadcast::back(size_t) {
   const bool is_root = topology().rank == root;
   const int entry = topology().partner_on(topology().machine, root);  // the root itself on its machine
   const auto whole = is_root ? request().give[0] : request().take[0];
-  const auto chunks = chunks_of(static_cast<int64_t>(whole.bytes), 1);
+  const auto chunks = chunks_of(static_cast<int64_t>(whole.bytes), topology(), 1);
   const auto piece = [&](const Range& chunk) {
     return Piece{whole.data + chunk.from, static_cast<size_t>(chunk.count)};
   };
@@ -36,7 +37,7 @@ void Broadcast::back(size_t) {
     auto share = local(Kind::Broadcast, topology().local_of[entry]);
     share.count = chunks[i].count;
     (topology().rank == entry ? share.give : share.take).push_back(piece(chunks[i]));
-    run(Half::Back, share);
+    run(Half::Back, std::move(share));
   }
   for (const auto& transfer : transfers) wait(transfer);
 }
@@ -56,14 +57,14 @@ void AllGather::back(size_t) {
   gather.count = request().count;
   gather.give = request().give;
   for (const int giver : topology().local_ranks()) gather.take.push_back(request().take[giver]);
-  run(Half::Back, gather);
+  run(Half::Back, std::move(gather));
   for (size_t giver = 0; giver < receiving.size(); ++giver) {
     if (topology().is_local(giver)) continue;
     wait(receiving[giver]);
     auto share = local(Kind::Broadcast, topology().local_of[entry(giver)]);
     share.count = request().count;
     (entry(giver) == me ? share.give : share.take).push_back(request().take[giver]);
-    run(Half::Back, share);
+    run(Half::Back, std::move(share));
   }
   for (const auto& transfer : sending) wait(transfer);
 }
@@ -86,7 +87,7 @@ void Gather::back(size_t) {
   if (topology().rank == root) {
     for (const int giver : topology().local_ranks()) gather.take.push_back(request().take[giver]);
   }
-  run(Half::Back, gather);
+  run(Half::Back, std::move(gather));
   for (const auto& transfer : transfers) wait(transfer);
 }
 
@@ -107,7 +108,7 @@ void Scatter::back(size_t) {
     for (const int taker : topology().local_ranks()) scatter.give.push_back(request().give[taker]);
     scatter.give_is_contiguous = false;
   }
-  run(Half::Back, scatter);
+  run(Half::Back, std::move(scatter));
   for (const auto& transfer : transfers) wait(transfer);
 }
 
@@ -129,13 +130,11 @@ void AllToAll::back(size_t) {
     exchange.take.push_back(request().take[other]);
   }
   exchange.give_is_contiguous = false;
-  run(Half::Back, exchange);
+  run(Half::Back, std::move(exchange));
   for (const auto& transfer : transfers) wait(transfer);
 }
 
 void Barrier::back(size_t) {
-  auto meet = local(Kind::Barrier);
-  run(Half::Back, meet);
   if (topology().is_leader()) {
     Transfers transfers;
     for (int m = 0; m < topology().machines(); ++m) {
@@ -146,7 +145,8 @@ void Barrier::back(size_t) {
     }
     for (const auto& transfer : transfers) wait(transfer);
   }
-  run(Half::Back, meet);
+  auto meet = local(Kind::Barrier);
+  run(Half::Back, std::move(meet));
 }
 
 }  // namespace lockstep::hybrid

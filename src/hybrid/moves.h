@@ -38,7 +38,7 @@ class AllToAll final : public Operation {
   void back(size_t step) override;
 };
 
-// The machines' first ranks meet after all of their machine have arrived.
+// The machines' first ranks meet after all ranks of their machines have met.
 class Barrier final : public Operation {
  public:
   using Operation::Operation;

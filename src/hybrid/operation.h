@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "comm/link.h"
 #include "comm/request.h"
@@ -27,16 +28,23 @@ struct Paths {
   Buffers& buffers;
 };
 
+// A call of the group.
+struct Task {
+  const comm::Request& request;  // must outlive the operation
+  uint64_t number;               // of the call in its group
+  uint32_t digest;               // of its fingerprint
+  std::function<bool()> hopeless;
+};
+
 class Operation {
  public:
-  // The request must outlive the operation.
-  Operation(const Paths& paths, const comm::Request& request, uint32_t digest,
-            std::function<bool()> hopeless);
+  Operation(const Paths& paths, Task task);
   virtual ~Operation() = default;
 
   virtual size_t steps() const { return 1; }
   // Steps run in their order; the back half of a step after its front half.
-  virtual void front(size_t /*step*/) {}
+  // The machine's ranks meet, and find out whether they make the same call.
+  virtual void front(size_t step);
   virtual void back(size_t step) = 0;
 
  protected:
@@ -45,31 +53,30 @@ class Operation {
 
   // A call of the local ranks that is a part of this one. Pieces are added by the caller.
   comm::Request local(comm::Kind kind, int root = comm::kNoRoot) const;
-  void run(Half half, comm::Request& request) const { paths_.machine.run(half, request); }
+  void run(Half half, comm::Request&& request) const {
+    paths_.machine.run(half, std::move(request), task_.hopeless);
+  }
 
   // Transfers of the part with this number; of nothing if the piece is empty. `buffer`: the owner of the
   // piece, if it is not the request's.
   comm::TransferPtr send(int to, uint64_t part, comm::Piece piece, const Buffer& buffer = {}) const;
   comm::TransferPtr receive(int from, uint64_t part, comm::Piece piece, const Buffer& buffer = {}) const;
   void wait(const comm::TransferPtr& transfer) const {
-    if (transfer) transfer->wait(hopeless_);
+    if (transfer) transfer->wait(task_.hopeless);
   }
 
-  const comm::Request& request() const { return request_; }
+  const comm::Request& request() const { return task_.request; }
   size_t element_bytes() const { return element_bytes_; }
 
  private:
   const Paths paths_;
-  const comm::Request& request_;
-  const comm::CallFacts facts_;
+  const Task task_;
+  comm::CallFacts facts_;
   const size_t element_bytes_;
-  const uint32_t digest_;
-  const std::function<bool()> hopeless_;
   const comm::Link::Owner owner_;  // of the request's memory
 };
 
 // Throws UsageError if the reduction is not defined.
-std::unique_ptr<Operation> make_operation(const Paths& paths, const comm::Request& request, uint32_t digest,
-                                          std::function<bool()> hopeless);
+std::unique_ptr<Operation> make_operation(const Paths& paths, Task task);
 
 }  // namespace lockstep::hybrid

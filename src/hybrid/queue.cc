@@ -78,6 +78,11 @@ bool Queue::is_complete(const Entry& entry) const {
   return entry.complete;
 }
 
+void Queue::throw_if_failed() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
 void Queue::fail(std::exception_ptr error) noexcept {
   if (failed_.exchange(true)) return;
   const std::lock_guard lock(mutex_);

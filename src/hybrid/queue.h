@@ -66,6 +66,7 @@ class Queue {
 
   // Ends the queue with this error. The caller makes the waits of steps end.
   void fail(std::exception_ptr error) noexcept;
+  void throw_if_failed() const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
 
  private:

@@ -10,10 +10,8 @@ namespace lockstep::hybrid {
 using comm::Kind;
 using comm::Piece;
 
-Reduction::Reduction(const Paths& paths, const comm::Request& request, uint32_t digest,
-                     std::function<bool()> hopeless)
-    : Operation(paths, request, digest, std::move(hopeless)),
-      kernel_(shm::kernel_for(request.dtype, request.op)) {}
+Reduction::Reduction(const Paths& paths, Task task)
+    : Operation(paths, std::move(task)), kernel_(shm::kernel_for(request().dtype, request().op)) {}
 
 comm::TransferPtr Reduction::reduce_for(int taker, Piece piece, const Buffer& sum) const {
   const int entry = topology().partner_on(topology().machine, taker);
@@ -22,7 +20,7 @@ comm::TransferPtr Reduction::reduce_for(int taker, Piece piece, const Buffer& su
   reduce.count = piece.bytes / element_bytes();
   reduce.give.push_back(piece);
   if (sums) reduce.take.push_back({sum.get(), piece.bytes});
-  run(Half::Back, reduce);
+  run(Half::Back, std::move(reduce));
   if (!sums || topology().is_local(taker)) return {};
   return send(taker, 0, {sum.get(), piece.bytes}, sum);
 }

@@ -9,8 +9,7 @@ namespace lockstep::hybrid {
 // Of pieces that one rank on each machine holds, in the order of the machines.
 class Reduction : public Operation {
  public:
-  Reduction(const Paths& paths, const comm::Request& request, uint32_t digest,
-            std::function<bool()> hopeless);
+  Reduction(const Paths& paths, Task task);
 
  protected:
   // Starts to reduce what all ranks give in `piece` for rank `taker`: the ranks of this machine on one of

@@ -20,8 +20,9 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// The chunks of `count` elements. The first ones are smaller, so that the network starts sooner.
-std::vector<Range> chunks_of(int64_t count, size_t element_bytes);
+// The chunks of `count` elements. The first ones are smaller, so that the network starts sooner. Between more
+// ranks, chunks are larger, so that the messages into which they are divided are not too small.
+std::vector<Range> chunks_of(int64_t count, const Topology& topology, size_t element_bytes);
 
 // The share of each of `ranks` local ranks of a chunk: equal ones, except for the last; all in whole cache
 // lines. A small chunk is the share of the first rank alone, because each message costs more than its bytes.

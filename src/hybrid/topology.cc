@@ -22,4 +22,11 @@ Topology::Topology(int own_rank, const std::vector<rendezvous::RankFacts>& ranks
   local = local_of.at(rank);
 }
 
+int64_t Topology::messages_in_a_chunk() const {
+  size_t most = 1;
+  for (const auto& ranks : ranks_of) most = std::max(most, ranks.size());
+  // Between two machines, a share is sent as a whole.
+  return static_cast<int64_t>(most) * (machines() > 2 ? machines() : 1);
+}
+
 }  // namespace lockstep::hybrid

@@ -1,6 +1,7 @@
 // Which ranks of a group share a machine.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "rendezvous/machines.h"
@@ -24,6 +25,9 @@ struct Topology {
     const auto& there = ranks_of[m];
     return there[local_of[other] % there.size()];
   }
+
+  // The number of messages into which a chunk is divided on its way to one other machine.
+  int64_t messages_in_a_chunk() const;
 
   int rank;
   // The ranks of each machine, ascending; machines in the order of their lowest rank.

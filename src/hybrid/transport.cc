@@ -25,16 +25,11 @@ std::unique_ptr<comm::Agreement> agreement_of(const Topology& topology) {
   return topology.is_leader() ? comm::Agreement::among(leaders(topology), topology.rank) : nullptr;
 }
 
-// The error of a rank on this machine, which may have failed because a rank elsewhere did. Then that is the
-// cause.
-[[noreturn]] void look_beyond(ProcessGroup::Impl& group, const Error& error) {
-  if (error.culprits().empty() && error.kind() != "MismatchError") {
-    const auto failure = group.store->failure();
-    if (!comm::ended_ranks(group).empty() || (failure && failure->rank != group.rank)) {
-      throw std::runtime_error(error.what());
-    }
-  }
-  throw error;
+// Whether this rank knows of another rank that ended or failed before. If so, an error of a rank on this
+// machine that names no culprit is a consequence of that.
+bool knows_of_another(const ProcessGroup::Impl& group) {
+  const auto failure = group.store->failure();
+  return !comm::ended_ranks(group).empty() || (failure && failure->rank != group.rank);
 }
 
 }  // namespace
@@ -92,19 +87,22 @@ bool Transport::supplied(const at::Tensor& tensor) const {
 // ---- Collectives
 
 Queue::EntryPtr Transport::enter(const comm::Request& request) {
+  queue_->throw_if_failed();
   auto entry = std::make_shared<Queue::Entry>();
   entry->request = request;
   const auto mine = comm::fingerprint_of(request, calls_ + 1);
   const auto hopeless = [this, raw = entry.get()] {
     return queue_->has_failed() || raw->lookout->hopeless();
   };
-  entry->operation =
-      make_operation({topology_, machine_, *link_, buffers_}, entry->request, comm::digest(mine), hopeless);
+  entry->operation = make_operation({topology_, machine_, *link_, buffers_},
+                                    {entry->request, mine.number, comm::digest(mine), hopeless});
   entry->number = ++calls_;
   entry->lookout.emplace(group_, control_, entry->number, entry->request);
-  if (agreement_) {
+  try {
     const gloo::NoSigpipe quiet;
-    agreement_->tell(*link_, mine);
+    if (agreement_) agreement_->tell(*link_, mine);
+  } catch (...) {
+    std::rethrow_exception(explain(*entry));
   }
   return entry;
 }
@@ -145,10 +143,10 @@ std::exception_ptr Transport::explain(const Queue::Entry& entry) noexcept {
     try {
       try {
         throw;
-      } catch (const UsageError& error) {
-        throw Error(error.what());  // the call has begun: other ranks wait for this one
       } catch (const Error& error) {
-        look_beyond(group_, error);
+        const bool is_clear = !error.culprits().empty() || error.kind() == "MismatchError";
+        if (is_clear || !knows_of_another(group_)) throw;
+        throw std::runtime_error(error.what());
       } catch (const comm::Disagreement& disagreement) {
         throw comm::mismatch_error(group_, disagreement);
       } catch (...) {

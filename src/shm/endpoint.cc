@@ -20,6 +20,7 @@ namespace {
 
 // Attempts to advance between two reads of the clock, with the lock held: a few microseconds.
 constexpr int kTriesPerClockRead = 64;
+constexpr auto kBetweenQuestions = std::chrono::milliseconds(100);
 constexpr int kTriesWithoutPause = 3;  // the first ones, for words that are just being written
 
 void write_facts(const auto& call, CallWords& words) {
@@ -108,6 +109,21 @@ void Endpoint::run(Call& call) {
   wait(lock, call, std::nullopt);
   lock.unlock();
   if (call.error) std::rethrow_exception(call.error);
+}
+
+bool Endpoint::run_unless(Call& call, const std::function<bool()>& hopeless) {
+  throw_if_forked();
+  Lock lock(mutex_);
+  throw_if_failed();
+  enqueue(call);
+  while (wait(lock, call, Clock::now() + kBetweenQuestions) == WaitResult::TimedOut) {
+    lock.unlock();
+    if (hopeless()) return false;
+    lock.lock();
+  }
+  lock.unlock();
+  if (call.error) std::rethrow_exception(call.error);
+  return true;
 }
 
 void Endpoint::run(Message& message) {

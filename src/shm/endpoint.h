@@ -20,6 +20,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -76,6 +77,8 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
 
   // Starts the operation and waits until it is complete. Throws its error.
   void run(Call& call);
+  // The same, but asks `hopeless` from time to time. If it returns true, returns false; the call continues.
+  bool run_unless(Call& call, const std::function<bool()>& hopeless);
   void run(Message& message);
   // The operation must exist until it is complete. Throws the endpoint's first error if there is one.
   void start(Call& call);

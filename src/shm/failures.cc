@@ -304,7 +304,10 @@ std::vector<int> Endpoint::ended() {
 std::string Endpoint::where(const Call* call) const {
   auto text =
       fmt::format("rank {}/{}, host {}, {}", names_.of(rank_), names_.world_size, base::host_name(), group_);
-  if (call != nullptr && !names_.of_parts()) text += fmt::format(", collective #{}", call->number + 1);
+  if (call != nullptr) {
+    const auto* const whole = call->request.part_of;
+    text += fmt::format(", collective #{}", whole != nullptr ? whole->number : call->number + 1);
+  }
   return text + ", backend " + names_.backend;
 }
 

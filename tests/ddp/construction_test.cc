@@ -226,7 +226,7 @@ TEST_P(Construction, ContinuousComparisonFindsDrift) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(Construction, World("shm", 2), World("gloo", 3));
+LOCKSTEP_DDP_WORLDS(Construction, World("shm", 2), World("gloo", 3), World("hybrid", 3));
 
 TEST(ConstructionAlone, InAWorldOfOneCostsNothing) {
   run_ranks(1, "auto", [](ProcessGroup&) {

@@ -94,7 +94,8 @@ TEST_P(Equality, AccumulationOverMicroBatchesIsTheBigBatch) {
 }
 
 LOCKSTEP_DDP_WORLDS(Equality, World("shm", 1), World("shm", 2), World("shm", 3), World("shm", 4),
-                    World("gloo", 2), World("gloo", 3));
+                    World("gloo", 2), World("gloo", 3), World("hybrid", 2), World("hybrid", 3),
+                    World("hybrid", 4));
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -164,7 +164,7 @@ TEST_P(GenerationTest, SnapshotsFollow) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(GenerationTest, World("shm", 2), World("shm", 3), World("gloo", 2));
+LOCKSTEP_DDP_WORLDS(GenerationTest, World("shm", 2), World("shm", 3), World("gloo", 2), World("hybrid", 3));
 
 }  // namespace
 }  // namespace lockstep::testing

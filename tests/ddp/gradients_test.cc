@@ -374,7 +374,7 @@ TEST_P(Gradients, InAWorldOfAnySizeAreTheAverage) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(Gradients, World("shm", 2), World("shm", 3), World("gloo", 2));
+LOCKSTEP_DDP_WORLDS(Gradients, World("shm", 2), World("shm", 3), World("gloo", 2), World("hybrid", 3));
 
 }  // namespace
 }  // namespace lockstep::testing

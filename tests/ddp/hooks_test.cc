@@ -255,7 +255,7 @@ TEST_P(Hooks, ThatThrowAnythingEndTheStepEverywhere) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(Hooks, World("shm", 2), World("gloo", 2), World("shm", 3));
+LOCKSTEP_DDP_WORLDS(Hooks, World("shm", 2), World("gloo", 2), World("shm", 3), World("hybrid", 3));
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -112,7 +112,7 @@ TEST_P(JoinTest, AStaticGraphThatARankSeesLate) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(JoinTest, World("shm", 2), World("shm", 3), World("gloo", 2));
+LOCKSTEP_DDP_WORLDS(JoinTest, World("shm", 2), World("shm", 3), World("gloo", 2), World("hybrid", 3));
 
 TEST(JoinAlone, AnExceptionInTheLoopLeavesTheOthersWithAnError) {
   const auto outcomes = start_ranks(2, [](int) {

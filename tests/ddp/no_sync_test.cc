@@ -254,7 +254,7 @@ TEST_P(NoSyncTest, ForwardsPastTheWrapperAreAveragedToo) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(NoSyncTest, World("shm", 2), World("shm", 3), World("gloo", 2));
+LOCKSTEP_DDP_WORLDS(NoSyncTest, World("shm", 2), World("shm", 3), World("gloo", 2), World("hybrid", 3));
 
 }  // namespace
 }  // namespace lockstep::testing

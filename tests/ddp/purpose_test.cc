@@ -20,10 +20,13 @@ class Purposes : public ::testing::TestWithParam<const char*> {
   void expect(const std::string& purpose,
               const std::function<void(ProcessGroup& group, const std::function<void()>& dies)>& body) {
     const std::string backend = GetParam();
-    const auto outcomes = start_ranks(2, [&](int rank) {
-      const auto group = init_process_group({.backend = backend, .timeout = std::chrono::seconds(20)});
-      body(*group, [rank] { Fault::kill_at(1, 0).reach(rank, 0); });
-    });
+    const auto outcomes = start_ranks(
+        2,
+        [&](int rank) {
+          const auto group = init_process_group({.backend = backend, .timeout = std::chrono::seconds(20)});
+          body(*group, [rank] { Fault::kill_at(1, 0).reach(rank, 0); });
+        },
+        {.environment = environment_for(backend, 2)});
     EXPECT_EQ(outcomes[1].signal, SIGKILL);
     EXPECT_THAT(outcomes[0].output,
                 AllOf(HasSubstr("PeerLostError: " + purpose), HasSubstr("rank 1 (pid"), HasSubstr("hint:")))
@@ -94,7 +97,7 @@ TEST_P(Purposes, OfWhatIsBesideIt) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Purposes, ::testing::Values("shm", "gloo"),
+INSTANTIATE_TEST_SUITE_P(Backends, Purposes, ::testing::Values("shm", "gloo", "hybrid"),
                          [](const auto& backend) { return std::string(backend.param); });
 
 }  // namespace

@@ -108,7 +108,7 @@ void compare_layers(ProcessGroup& group, const torch::nn::BatchNormOptions& opti
 class SyncBatchNorm : public DdpTest {};
 
 LOCKSTEP_DDP_WORLDS(SyncBatchNorm, World("gloo", 1), World("gloo", 2), World("gloo", 3), World("shm", 2),
-                    World("shm", 3));
+                    World("shm", 3), World("hybrid", 3));
 
 TEST_P(SyncBatchNorm, IsThatOfTheWholeBatch) {
   run([](ProcessGroup& group) {

@@ -16,10 +16,12 @@ class Trouble : public ::testing::TestWithParam<const char*> {
   std::vector<RankOutcome> run(int world, const std::function<void(ProcessGroup& group)>& body,
                                std::chrono::seconds timeout = std::chrono::seconds(20)) {
     const std::string backend = GetParam();
-    return start_ranks(world, [&](int) {
-      auto group = init_process_group({.backend = backend, .timeout = timeout});
-      body(*group);
-    });
+    return start_ranks(world,
+                       [&](int) {
+                         auto group = init_process_group({.backend = backend, .timeout = timeout});
+                         body(*group);
+                       },
+                       {.environment = environment_for(backend, world)});
   }
 };
 
@@ -171,7 +173,7 @@ TEST_P(Trouble, TheWrapperMayGoBeforeTheModule) {
   expect_success(outcomes);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Trouble, ::testing::Values("shm", "gloo"),
+INSTANTIATE_TEST_SUITE_P(Backends, Trouble, ::testing::Values("shm", "gloo", "hybrid"),
                          [](const auto& backend) { return std::string(backend.param); });
 
 }  // namespace

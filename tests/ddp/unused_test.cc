@@ -195,7 +195,7 @@ TEST_P(Unused, ALossBesideForwardIsAnErrorWithWords) {
   });
 }
 
-LOCKSTEP_DDP_WORLDS(Unused, World("shm", 2), World("gloo", 2));
+LOCKSTEP_DDP_WORLDS(Unused, World("shm", 2), World("gloo", 2), World("hybrid", 2));
 
 // Activation checkpointing runs a backward pass inside the backward pass.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {

@@ -78,11 +78,12 @@ const std::vector<Different>& all_differences() {
   return all;
 }
 
-class Difference : public ::testing::TestWithParam<int> {};
+class Difference : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
 // Each difference has a group of its own; other groups are not affected.
 TEST_P(Difference, IsToldToEveryRankWithBothCalls) {
-  run_ranks(GetParam(), "gloo", [](ProcessGroup& group) {
+  const auto [backend, world] = GetParam();
+  run_ranks(world, backend, [](ProcessGroup& group) {
     std::vector<int> everybody(group.world_size());
     std::iota(everybody.begin(), everybody.end(), 0);
     for (const auto& difference : all_differences()) {
@@ -103,8 +104,13 @@ TEST_P(Difference, IsToldToEveryRankWithBothCalls) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(World, Difference, ::testing::Values(2, 3),
-                         [](const auto& param) { return std::to_string(param.param); });
+INSTANTIATE_TEST_SUITE_P(World, Difference,
+                         ::testing::Values(std::tuple("gloo", 2), std::tuple("gloo", 3),
+                                           std::tuple("hybrid", 2), std::tuple("hybrid", 3),
+                                           std::tuple("hybrid", 4)),
+                         [](const auto& param) {
+                           return std::get<0>(param.param) + std::to_string(std::get<1>(param.param));
+                         });
 
 // A late rank gets the error on which the others have already given up.
 TEST(DifferenceInDetail, IsToldToALateRankAndToCallsUnderWay) {

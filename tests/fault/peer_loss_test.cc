@@ -48,7 +48,7 @@ std::vector<RankOutcome> train_into(const Fault& fault, int world, std::chrono::
                          throw;
                        }
                      },
-                     {.deadline = 30s});
+                     {.deadline = 30s, .environment = environment_for(backend, world)});
 }
 
 class PeerLoss : public ::testing::TestWithParam<std::tuple<std::string, int>> {
@@ -78,11 +78,15 @@ TEST_P(PeerLoss, AKilledRankIsNamedByItsPeers) {
 }
 
 TEST_P(PeerLoss, ARankThatMadeFewerStepsIsToldApartFromOneThatFailed) {
-  const auto outcomes = start_ranks(3, [this](int rank) {
-    const auto group = init_process_group({.backend = backend(), .timeout = 20s});
-    auto tensor = at::ones({1000});
-    for (int step = 0; step < (rank == victim() ? 3 : 5); ++step) group->all_reduce(tensor);
-  });
+  const auto outcomes = start_ranks(3,
+                                    [this](int rank) {
+                                      const auto group =
+                                          init_process_group({.backend = backend(), .timeout = 20s});
+                                      auto tensor = at::ones({1000});
+                                      for (int step = 0; step < (rank == victim() ? 3 : 5); ++step)
+                                        group->all_reduce(tensor);
+                                    },
+                                    {.environment = environment_for(backend(), 3)});
   EXPECT_EQ(outcomes[victim()].exit_status, 0) << outcomes[victim()].describe();
   std::string everything;
   for (const auto& outcome : outcomes) {
@@ -112,7 +116,8 @@ TEST_P(PeerLoss, ASilentRankIsNamedByItsPeers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss,
-                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values(0, 1, 2)),
+                         ::testing::Combine(::testing::Values("gloo", "shm", "hybrid"),
+                                            ::testing::Values(0, 1, 2)),
                          [](const auto& param) {
                            return std::get<0>(param.param) + "_Rank" +
                                   std::to_string(std::get<1>(param.param));
@@ -121,25 +126,28 @@ INSTANTIATE_TEST_SUITE_P(EachRank, PeerLoss,
 class OtherGroups : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OtherGroups, OfRanksThatAreAliveGoOn) {
-  const auto outcomes = start_ranks(3, [](int rank) {
-    const auto group = init_process_group({.backend = GetParam(), .timeout = 20s});
-    const auto doomed = group->new_group({0, 2});
-    const auto alive = group->new_group({0, 1});
-    group->barrier();
-    if (rank == 2) ::raise(SIGKILL);
-    auto tensor = at::ones({10});
-    if (rank == 0) {
-      EXPECT_THROW(doomed->all_reduce(tensor), PeerLostError);
-      tensor.fill_(1);
-    }
-    alive->all_reduce(tensor);
-    EXPECT_EQ(tensor[0].item<int>(), 2);
-  });
+  const auto outcomes = start_ranks(3,
+                                    [](int rank) {
+                                      const auto group =
+                                          init_process_group({.backend = GetParam(), .timeout = 20s});
+                                      const auto doomed = group->new_group({0, 2});
+                                      const auto alive = group->new_group({0, 1});
+                                      group->barrier();
+                                      if (rank == 2) ::raise(SIGKILL);
+                                      auto tensor = at::ones({10});
+                                      if (rank == 0) {
+                                        EXPECT_THROW(doomed->all_reduce(tensor), PeerLostError);
+                                        tensor.fill_(1);
+                                      }
+                                      alive->all_reduce(tensor);
+                                      EXPECT_EQ(tensor[0].item<int>(), 2);
+                                    },
+                                    {.environment = environment_for(GetParam(), 3)});
   EXPECT_EQ(outcomes[2].signal, SIGKILL);
   for (const int rank : {0, 1}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, OtherGroups, ::testing::Values("gloo", "shm"),
+INSTANTIATE_TEST_SUITE_P(Backends, OtherGroups, ::testing::Values("gloo", "shm", "hybrid"),
                          [](const auto& param) { return param.param; });
 
 // Gloo only.

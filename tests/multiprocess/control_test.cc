@@ -32,7 +32,7 @@ class ControlTest : public ::testing::TestWithParam<const char*> {
   bool is_shm() const { return GetParam() == std::string("shm"); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, ControlTest, ::testing::Values("shm", "gloo"),
+INSTANTIATE_TEST_SUITE_P(Backends, ControlTest, ::testing::Values("shm", "gloo", "hybrid"),
                          [](const auto& suite) { return suite.param; });
 
 struct Point {
@@ -137,37 +137,46 @@ TEST_P(ControlTest, RanksCanTalkWhenTheDataTransportHasFailed) {
 }
 
 TEST_P(ControlTest, ARankThatEndsIsNamed) {
-  const auto outcomes = start_ranks(3, [&](int rank) {
-    const auto group = init_process_group({.backend = GetParam(), .timeout = 30s});
-    group->barrier();
-    if (rank == 1) ::_exit(3);
-    const auto message = message_of<PeerLostError>([&] { comm::control_of(*group).gather("a vote", 1); });
-    EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
-  });
+  const auto outcomes = start_ranks(
+      3,
+      [&](int rank) {
+        const auto group = init_process_group({.backend = GetParam(), .timeout = 30s});
+        group->barrier();
+        if (rank == 1) ::_exit(3);
+        const auto message = message_of<PeerLostError>([&] { comm::control_of(*group).gather("a vote", 1); });
+        EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
+      },
+      {.environment = environment_for(GetParam(), 3)});
   for (const int rank : {0, 2}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
 }
 
 TEST_P(ControlTest, ARankThatLeavesInGoodOrderIsNamed) {
-  const auto outcomes = start_ranks(3, [&](int rank) {
-    const auto group = init_process_group({.backend = GetParam(), .timeout = 30s});
-    group->barrier();
-    if (rank == 1) return;
-    const auto message = message_of<PeerLostError>([&] { comm::control_of(*group).gather("a vote", 1); });
-    EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
-  });
+  const auto outcomes = start_ranks(
+      3,
+      [&](int rank) {
+        const auto group = init_process_group({.backend = GetParam(), .timeout = 30s});
+        group->barrier();
+        if (rank == 1) return;
+        const auto message = message_of<PeerLostError>([&] { comm::control_of(*group).gather("a vote", 1); });
+        EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
+      },
+      {.environment = environment_for(GetParam(), 3)});
   for (const int rank : {0, 1, 2}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
 }
 
 TEST_P(ControlTest, ARankThatStaysAwayIsNamed) {
-  const auto outcomes = start_ranks(2, [&](int rank) {
-    const auto group = init_process_group({.backend = GetParam(), .timeout = 2s});
-    if (rank == 1) {
-      std::this_thread::sleep_for(3s);
-      return;
-    }
-    const auto message = message_of<TimeoutError>([&] { comm::control_of(*group).gather("a vote", 1); });
-    EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
-  });
+  const auto outcomes = start_ranks(
+      2,
+      [&](int rank) {
+        const auto group = init_process_group({.backend = GetParam(), .timeout = 2s});
+        if (rank == 1) {
+          std::this_thread::sleep_for(3s);
+          return;
+        }
+        const auto message = message_of<TimeoutError>([&] { comm::control_of(*group).gather("a vote", 1); });
+        EXPECT_THAT(message, AllOf(HasSubstr("a vote"), HasSubstr("rank 1")));
+      },
+      {.environment = environment_for(GetParam(), 2)});
   EXPECT_EQ(outcomes[0].exit_status, 0) << outcomes[0].describe();
 }
 

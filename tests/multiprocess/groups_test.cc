@@ -34,7 +34,7 @@ class Groups : public ::testing::TestWithParam<const char*> {
   const char* backend() const { return GetParam(); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, Groups, ::testing::Values("gloo", "shm"),
+INSTANTIATE_TEST_SUITE_P(Backends, Groups, ::testing::Values("gloo", "shm", "hybrid"),
                          [](const auto& backend) { return std::string(backend.param); });
 
 TEST_P(Groups, RanksKnowWhoTheyAre) {
@@ -43,8 +43,9 @@ TEST_P(Groups, RanksKnowWhoTheyAre) {
     EXPECT_EQ(group.world_size(), 3);
     EXPECT_EQ(group.local_rank(), group.rank());
     EXPECT_EQ(group.local_world_size(), 3);
-    EXPECT_EQ(group.node_rank(), 0);
-    EXPECT_EQ(group.num_nodes(), 1);
+    const bool is_hybrid = GetParam() == std::string("hybrid");
+    EXPECT_EQ(group.node_rank(), is_hybrid && group.rank() == 2 ? 1 : 0);
+    EXPECT_EQ(group.num_nodes(), is_hybrid ? 2 : 1);
     EXPECT_EQ(group.backend(), GetParam());
     EXPECT_EQ(get("ws"), 3);
     EXPECT_EQ(get("rank"), group.rank());
@@ -54,7 +55,7 @@ TEST_P(Groups, RanksKnowWhoTheyAre) {
     EXPECT_EQ(default_group().get(), &group);
     ASSERT_TRUE(group.c10d());
     EXPECT_EQ(group.c10d()->getRank(), group.rank());
-    EXPECT_EQ(group.c10d()->getBackendName(), GetParam());
+    EXPECT_EQ(group.c10d()->getBackendName(), is_hybrid ? "gloo" : GetParam());
   });
 }
 
@@ -127,22 +128,24 @@ TEST_P(Groups, DifferentMembersAreAMismatch) {
 }
 
 TEST_P(Groups, TheDefaultGroupComesAndGoes) {
-  expect_success(start_ranks(2, [this](int) {
-    EXPECT_THROW(default_group(), UsageError);
-    EXPECT_THROW(get("rank"), UsageError);
-    for (int round = 0; round < 3; ++round) {
-      auto group = init_process_group({.backend = backend(), .timeout = 20s});
-      EXPECT_THROW(init_process_group({.timeout = 20s}), UsageError);
-      auto tensor = at::ones({2});
-      group->all_reduce(tensor);
-      EXPECT_EQ(tensor[0].item<int>(), 2);
-      destroy_process_group();
-      EXPECT_THROW(default_group(), UsageError);
-      group->all_reduce(tensor);  // works as long as somebody holds it
-      EXPECT_EQ(tensor[0].item<int>(), 4);
-    }
-    destroy_process_group();  // a second call has no effect
-  }));
+  expect_success(start_ranks(2,
+                             [this](int) {
+                               EXPECT_THROW(default_group(), UsageError);
+                               EXPECT_THROW(get("rank"), UsageError);
+                               for (int round = 0; round < 3; ++round) {
+                                 auto group = init_process_group({.backend = backend(), .timeout = 20s});
+                                 EXPECT_THROW(init_process_group({.timeout = 20s}), UsageError);
+                                 auto tensor = at::ones({2});
+                                 group->all_reduce(tensor);
+                                 EXPECT_EQ(tensor[0].item<int>(), 2);
+                                 destroy_process_group();
+                                 EXPECT_THROW(default_group(), UsageError);
+                                 group->all_reduce(tensor);  // works as long as somebody holds it
+                                 EXPECT_EQ(tensor[0].item<int>(), 4);
+                               }
+                               destroy_process_group();  // a second call has no effect
+                             },
+                             {.environment = environment_for(backend(), 2)}));
 }
 
 TEST(GroupsByDefault, AWorldOfOneNeedsNothing) {
@@ -288,7 +291,7 @@ TEST_P(Groups, NobodyIsLeftAloneWhileItConnects) {
         groups::make_group("test", backend(), rank, ranks, rendezvous::placement_of(rank, ranks), {store, 3},
                            deadline);
       },
-      {}));
+      {.environment = environment_for(backend(), 3)}));
 }
 
 // A message takes ten times as long if the event thread takes the CPU from the thread that it waits for

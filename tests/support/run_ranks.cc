@@ -204,24 +204,24 @@ std::function<Environment(int)> on_machines(const std::string& letters) {
   };
 }
 
-std::string two_machines(int world) {
-  return std::string((world + 1) / 2, 'a') + std::string(world / 2, 'b');
+std::string name_of_backend(const std::string& backend) { return backend.substr(0, backend.find(':')); }
+
+std::function<Environment(int)> environment_for(const std::string& backend, int world) {
+  const auto name = name_of_backend(backend);
+  if (name != "hybrid") return {};
+  return on_machines(name == backend ? std::string((world + 1) / 2, 'a') + std::string(world / 2, 'b')
+                                     : backend.substr(name.size() + 1));
 }
 
 void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup&)>& body,
                std::chrono::seconds deadline) {
-  const auto name = backend.substr(0, backend.find(':'));
-  Start start{.deadline = deadline};
-  if (name == "hybrid") {
-    start.environment = on_machines(name == backend ? two_machines(world) : backend.substr(name.size() + 1));
-  }
-  expect_success(start_ranks(
-      world,
-      [&](int) {
-        const auto group = init_process_group({.backend = name, .timeout = 20s});
-        body(*group);
-      },
-      start));
+  expect_success(start_ranks(world,
+                             [&](int) {
+                               const auto group =
+                                   init_process_group({.backend = name_of_backend(backend), .timeout = 20s});
+                               body(*group);
+                             },
+                             {.deadline = deadline, .environment = environment_for(backend, world)}));
 }
 
 void Fault::reach(int rank, int step) const {

@@ -37,8 +37,11 @@ struct Start {
 // For Start::environment: ranks with equal letters are on the same machine, as far as lockstep can tell;
 // "aab" are three ranks on two machines.
 std::function<Environment(int rank)> on_machines(const std::string& letters);
-// The first half of the ranks on one machine, the second half on another: "aab" for three.
-std::string two_machines(int world);
+// What ranks need for a backend: for "hybrid", the first half of them is on one machine, the second half on
+// another; for "hybrid:abb", they are on these machines.
+std::function<Environment(int rank)> environment_for(const std::string& backend, int world);
+// "hybrid" of "hybrid:abb".
+std::string name_of_backend(const std::string& backend);
 
 // To be called before a fork. Backends of earlier tests end in threads of their own: a process forked
 // meanwhile would inherit the locks that such a thread holds, and nobody to give them back.
@@ -50,8 +53,8 @@ void let_own_threads_end();
 std::vector<RankOutcome> start_ranks(int world, const std::function<void(int rank)>& body,
                                      const Start& start = {});
 
-// The common case: each rank makes the default group first, and every rank must succeed. With the backend
-// "hybrid", the ranks are on two_machines(); with "hybrid:abb", on those machines.
+// The common case: each rank makes the default group first, and every rank must succeed. The ranks are where
+// environment_for() puts them.
 void run_ranks(int world, const std::string& backend, const std::function<void(ProcessGroup& group)>& body,
                std::chrono::seconds deadline = std::chrono::seconds(60));
 

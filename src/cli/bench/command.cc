@@ -18,6 +18,7 @@
 #include "cli/bench/options.h"
 #include "cli/bench/table.h"
 #include "cli/commands.h"
+#include "rendezvous/identity.h"
 
 namespace lockstep::cli {
 
@@ -74,10 +75,9 @@ class Findings {
   base::Fd file_;
 };
 
-Result measure(const Options& options, const std::vector<std::string>& words) {
+// Starts the ranks.
+Result measure(const Options& options) {
   Result result;
-  result.command = {"lockstep", "bench"};
-  result.command.insert(result.command.end(), words.begin(), words.end());
   const int rows = static_cast<int>(bench::plan_rows(options).size());
   const bench::Progress progress(rows * static_cast<int>(options.worlds.size()), options.quiet);
   int rows_before = 0;
@@ -95,6 +95,20 @@ Result measure(const Options& options, const std::vector<std::string>& words) {
     rows_before += rows;
   }
   progress.end();
+  bench::sort_rows(result.rows);
+  return result;
+}
+
+// Measures the ranks that a launcher has started, of which this process is one. Only rank 0 gets the results.
+Result measure_job(Options options, int rank, int world) {
+  options.worlds = {world};
+  const bench::Progress progress(static_cast<int>(bench::plan_rows(options).size()),
+                                 options.quiet || rank != 0);
+  const Findings findings;
+  bench::measure_world(options, rank, 0, progress, [&](const Json& finding) { findings.add(finding); });
+  progress.end();
+  Result result;
+  findings.add_to(result);
   bench::sort_rows(result.rows);
   return result;
 }
@@ -122,9 +136,17 @@ void publish(const Options& options, const Result& result) {
 }
 
 int run_bench(const Options& options, const std::vector<std::string>& words) {
+  const auto identity = rendezvous::identify(rendezvous::NeedMaster::No);
+  const bool launched = identity.world_size > 1;
+  if (launched && identity.rank != 0) {
+    measure_job(options, identity.rank, identity.world_size);
+    return 0;
+  }
   const bool to_file = !options.json.empty() && options.json != "-";
   if (to_file) open_json(options.json, std::ios::app);  // fail now rather than after the measurement
-  const auto result = measure(options, words);
+  auto result = launched ? measure_job(options, 0, identity.world_size) : measure(options);
+  result.command = {"lockstep", "bench"};
+  result.command.insert(result.command.end(), words.begin(), words.end());
   publish(options, result);
   for (const auto& [backend, why] : result.unavailable) {
     fmt::print(stderr, "lockstep bench: {} is skipped: {}\n", backend, why);

@@ -53,8 +53,11 @@ std::vector<Member> make_groups(const Options& options, Json& unavailable) {
   for (const auto& backend : options.backends) {
     try {
       const WithoutNotes without_notes;
-      members.push_back({backend, init_process_group({.backend = backend, .timeout = kTimeout})});
+      auto group = init_process_group({.backend = backend, .timeout = kTimeout});
       destroy_process_group();
+      // On one machine, hybrid is shm.
+      if (group->backend() == backend || options.backends_named)
+        members.push_back({backend, std::move(group)});
     } catch (const UsageError& error) {
       unavailable.push_back({{"unavailable", backend}, {"why", first_line(error.what())}});
     }

@@ -25,6 +25,7 @@ Examples:
   lockstep bench
   lockstep bench --world 2,4 --collective all_reduce,broadcast --sizes 8,1K,256K,25M --json rows.json
   lockstep bench --collective all_reduce --min 1K --max 64M --factor 4 --dtype float,bfloat16 --seconds 1
+  lockstep run --nnodes 2 --node-rank 0 --master-addr node0 --nproc-per-node 4 lockstep bench    # and on node 1
 
 The variants of a row take turns, so that noise affects all of them. Times are those of the slowest rank, per call.
 Bandwidth: bytes / time (alg), and that times nccl-tests' factor (bus: 2(n-1)/n for all_reduce, (n-1)/n where the bytes
@@ -35,7 +36,7 @@ not available.
 
 // The flags as text. interpret() parses them, so that the error messages are ours and not CLI11's.
 struct Raw {
-  std::string world = "2", backend = "shm,gloo", collective = "all", sizes, min, max, factor;
+  std::string world = "2", backend = "shm,hybrid,gloo", collective = "all", sizes, min, max, factor;
   std::string dtype = "float", op = "sum", memory = "registered,plain";
   std::string iterations, warmup = "5", seconds, json;
   bool quiet = false;
@@ -143,7 +144,7 @@ Options interpret(const Raw& raw) {
   for (const auto& text : split("--world", raw.world)) {
     options.worlds.push_back(static_cast<int>(whole_number("--world", text, 2, kMostRanks)));
   }
-  options.backends = choose_names("--backend", raw.backend, {"shm", "gloo"});
+  options.backends = choose_names("--backend", raw.backend, {"shm", "hybrid", "gloo"});
   options.memories = choose_names("--memory", raw.memory, {"registered", "plain"});
   if (raw.collective == "all") {
     for (const auto& facts : kCollectives) options.collectives.push_back(facts.id);
@@ -223,8 +224,8 @@ std::variant<Options, HelpText> parse_options(const std::vector<std::string>& wo
         ->type_name(type)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   };
-  value("--world", raw.world, "N,...", "numbers of processes (default 2)");
-  value("--backend", raw.backend, "NAME,...", "shm, gloo (default: those that are available)");
+  value("--world", raw.world, "N,...", "numbers of processes (default 2); under a launcher, its own");
+  value("--backend", raw.backend, "NAME,...", "shm, hybrid, gloo (default: those that are available)");
   value(
       "--collective", raw.collective, "NAME,...",
       fmt::format("all (default), or some of these:\n{}", fmt::join(names.begin(), names.begin() + 5, ", ")) +
