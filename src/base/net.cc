@@ -1,6 +1,5 @@
 #include "base/net.h"
 
-#include <arpa/inet.h>
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/error_text.h"
 
 namespace lockstep::base {
@@ -32,23 +32,6 @@ using namespace std::chrono_literals;
                            ? "another program uses this port: choose another one, or leave it out to get a "
                              "free one"
                            : "check the port number and the permissions of this user"}));
-}
-
-struct AddrinfoDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using AddrinfoList = std::unique_ptr<addrinfo, AddrinfoDeleter>;
-
-// Returns null, and the reason in `why`, if the name does not resolve.
-AddrinfoList resolve(const std::string& host, uint16_t port, int socktype, std::string& why) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = socktype;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
-  if (failed != 0) why = fmt::format("the name \"{}\" does not resolve: {}", host, ::gai_strerror(failed));
-  return AddrinfoList(failed == 0 ? list : nullptr);
 }
 
 // One attempt. Returns an empty Fd, and the errno in `error_number`, if it fails.
@@ -155,8 +138,8 @@ Fd connect_to(const std::string& host, uint16_t port, Deadline deadline) {
     pause = std::min(pause * 2, 200ms);
   } while (!deadline.expired());
   throw TimeoutError(compose(
-      {.what =
-           fmt::format("cannot reach {}:{} within {:.1f} s", host, port, deadline.budget().count() / 1000.0),
+      {.what = fmt::format("cannot reach {} within {:.1f} s", host_port(host, port),
+                           deadline.budget().count() / 1000.0),
        .evidence = why,
        .hint =
            "check that the peer is running, that address and port are correct, and that no firewall blocks "
@@ -226,10 +209,6 @@ std::string address_of_interface(const std::string& name) {
   throw UsageError(compose({.what = fmt::format("there is no network interface \"{}\" with an address", name),
                             .evidence = "this machine has: " + known,
                             .hint = "correct GLOO_SOCKET_IFNAME"}));
-}
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
 }
 
 }  // namespace lockstep::base

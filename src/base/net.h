@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/address.h"
 #include "base/deadline.h"
 #include "base/fd.h"
 
@@ -32,6 +33,5 @@ bool is_this_machine(const std::string& host);
 std::string address_towards(const std::string& host, uint16_t port);
 // The first address of a network interface. Throws UsageError, which lists the interfaces that exist.
 std::string address_of_interface(const std::string& name);
-bool is_loopback(const std::string& address);
 
 }  // namespace lockstep::base
