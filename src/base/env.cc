@@ -17,6 +17,8 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_LOG", "warn", "lowest level that is logged to stderr: debug, info, warn, error or off"},
     Knob{"LOCKSTEP_BACKEND", "auto",
          "backend of programs whose InitOptions::backend is \"auto\": auto, shm or gloo"},
+    Knob{"LOCKSTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME, else the interface that routes to the master",
+         "network interfaces that connect the machines, separated by commas; several are used together"},
     Knob{"LOCKSTEP_BIND", "1", "0: do not change the CPU affinity of the ranks"},
     Knob{"LOCKSTEP_THREADS", "cores / local ranks",
          "compute threads per rank; 0: do not change their number (OMP_NUM_THREADS takes precedence)"},

@@ -3,9 +3,6 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <memory>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -168,47 +165,6 @@ bool is_this_machine(const std::string& host) {
     if (socket && ::bind(socket.get(), target->ai_addr, target->ai_addrlen) == 0) return true;
   }
   return false;
-}
-
-std::string address_towards(const std::string& host, uint16_t port) {
-  std::string why;
-  const auto targets = resolve(host, port, SOCK_DGRAM, why);
-  for (const addrinfo* target = targets.get(); target != nullptr; target = target->ai_next) {
-    // Connecting a datagram socket sends nothing; it only looks up the route.
-    Fd socket(::socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!socket || ::connect(socket.get(), target->ai_addr, target->ai_addrlen) != 0) continue;
-    sockaddr_storage address{};
-    socklen_t length = sizeof address;
-    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
-    char text[NI_MAXHOST];
-    if (::getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
-      return text;
-    }
-  }
-  return {};
-}
-
-std::string address_of_interface(const std::string& name) {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) {
-    throw SystemError(compose({.what = "cannot list the network interfaces", .evidence = errno_text(errno)}));
-  }
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  std::string known;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    char text[NI_MAXHOST];
-    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (::getnameinfo(entry->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    if (name == entry->ifa_name) return text;
-    known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", entry->ifa_name, text);
-  }
-  throw UsageError(compose({.what = fmt::format("there is no network interface \"{}\" with an address", name),
-                            .evidence = "this machine has: " + known,
-                            .hint = "correct GLOO_SOCKET_IFNAME"}));
 }
 
 }  // namespace lockstep::base

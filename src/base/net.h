@@ -1,10 +1,9 @@
-// TCP sockets: listening, connecting before a deadline, and the addresses of this machine.
+// TCP sockets: listening, and connecting before a deadline.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "base/address.h"
 #include "base/deadline.h"
 #include "base/fd.h"
 
@@ -29,9 +28,5 @@ void prepare_for_messages(const Fd& socket);
 
 // Whether `host` resolves to an address of one of this machine's interfaces (in this network namespace).
 bool is_this_machine(const std::string& host);
-// The local address from which this machine reaches `host`, as text; empty if there is no route.
-std::string address_towards(const std::string& host, uint16_t port);
-// The first address of a network interface. Throws UsageError, which lists the interfaces that exist.
-std::string address_of_interface(const std::string& name);
 
 }  // namespace lockstep::base

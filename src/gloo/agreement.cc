@@ -68,12 +68,14 @@ void Agreement::settle(Exchange& exchange, Interrupter& waits, const std::functi
 }
 
 void Agreement::hang_up(c10d_backend& backend) const noexcept {
-  try {
-    // Gloo has no call for this, but it closes all connections when a receive times out.
-    std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
-    const NoSigpipe quiet;
-    backend.recv(room, previous_, kUnusedTag)->wait(1ms);
-  } catch (const std::exception&) {
+  // Gloo has no call for this, but when a receive times out, it closes the connections over which it waited.
+  const NoSigpipe quiet;
+  for (int connection = 0; connection < connections_of(backend); ++connection) {
+    try {
+      std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
+      backend.recv(room, previous_, kUnusedTag - connection)->wait(1ms);
+    } catch (const std::exception&) {
+    }
   }
 }
 

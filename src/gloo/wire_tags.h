@@ -13,7 +13,7 @@ namespace lockstep::gloo {
 
 // For the fingerprints of collectives.
 constexpr int kFingerprintTag = std::numeric_limits<int>::max();
-// For a receive to which nothing is sent.
+// For receives to which nothing is sent: consecutive tags, down from this one, use different connections.
 constexpr int kUnusedTag = kFingerprintTag - 1;
 
 // For the headers of a user's message: the sender's and the receiver's.

@@ -19,7 +19,7 @@ namespace lockstep::rendezvous {
 
 namespace {
 
-constexpr int kFactsVersion = 3;
+constexpr int kFactsVersion = 4;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -44,7 +44,7 @@ std::string encode_facts(const RankFacts& facts) {
   return nlohmann::json{
       {"lockstep", kFactsVersion}, {"rank", facts.rank},       {"world_size", facts.world_size},
       {"host", facts.host},        {"machine", facts.machine}, {"pid_namespace", facts.pid_namespace},
-      {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address},
+      {"pid", facts.pid},          {"cpus", facts.cpus},       {"network", network::to_json(facts.network)},
       {"backend", facts.backend},  {"no_shm", facts.no_shm},   {"own_seed", facts.own_seed}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -60,7 +60,7 @@ RankFacts decode_facts(const std::string& text) {
               .pid_namespace = json.at("pid_namespace"),
               .pid = json.at("pid"),
               .cpus = json.at("cpus"),
-              .address = json.at("address"),
+              .network = network::offer_from_json(json.at("network")),
               .backend = json.at("backend"),
               .no_shm = json.at("no_shm"),
               .own_seed = json.at("own_seed")};
