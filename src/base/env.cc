@@ -19,6 +19,8 @@ constexpr std::array kKnobs = {
          "backend of programs whose InitOptions::backend is \"auto\": auto, shm, gloo or hybrid"},
     Knob{"LOCKSTEP_MACHINE", "none",
          "ranks with different values are treated as being on different machines, to try that on one"},
+    Knob{"LOCKSTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME, else the interface that routes to the master",
+         "network interfaces that connect the machines, separated by commas; several are used together"},
     Knob{"LOCKSTEP_BIND", "1", "0: do not change the CPU affinity of the ranks"},
     Knob{"LOCKSTEP_THREADS", "cores / local ranks",
          "compute threads per rank; 0: do not change their number (OMP_NUM_THREADS takes precedence)"},

@@ -14,12 +14,17 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown-host";
 }
 
-std::string machine_identity() {
+std::string network_identity() {
   std::string boot_id = "no-boot-id:" + host_name();
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   std::error_code no_proc;
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", no_proc);
-  return boot_id + "/" + network.string() + "/" + env_string("LOCKSTEP_MACHINE").value_or("");
+  return boot_id + "/" + network.string();
+}
+
+std::string machine_identity() {
+  const auto part = env_string("LOCKSTEP_MACHINE");
+  return part ? network_identity() + "/" + *part : network_identity();
 }
 
 }  // namespace lockstep::base

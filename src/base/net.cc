@@ -1,12 +1,8 @@
 #include "base/net.h"
 
-#include <arpa/inet.h>
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <memory>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,6 +11,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/error_text.h"
 
 namespace lockstep::base {
@@ -32,23 +29,6 @@ using namespace std::chrono_literals;
                            ? "another program uses this port: choose another one, or leave it out to get a "
                              "free one"
                            : "check the port number and the permissions of this user"}));
-}
-
-struct AddrinfoDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using AddrinfoList = std::unique_ptr<addrinfo, AddrinfoDeleter>;
-
-// Returns null, and the reason in `why`, if the name does not resolve.
-AddrinfoList resolve(const std::string& host, uint16_t port, int socktype, std::string& why) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = socktype;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
-  if (failed != 0) why = fmt::format("the name \"{}\" does not resolve: {}", host, ::gai_strerror(failed));
-  return AddrinfoList(failed == 0 ? list : nullptr);
 }
 
 // One attempt. Returns an empty Fd, and the errno in `error_number`, if it fails.
@@ -155,8 +135,8 @@ Fd connect_to(const std::string& host, uint16_t port, Deadline deadline) {
     pause = std::min(pause * 2, 200ms);
   } while (!deadline.expired());
   throw TimeoutError(compose(
-      {.what =
-           fmt::format("cannot reach {}:{} within {:.1f} s", host, port, deadline.budget().count() / 1000.0),
+      {.what = fmt::format("cannot reach {} within {:.1f} s", host_port(host, port),
+                           deadline.budget().count() / 1000.0),
        .evidence = why,
        .hint =
            "check that the peer is running, that address and port are correct, and that no firewall blocks "
@@ -185,51 +165,6 @@ bool is_this_machine(const std::string& host) {
     if (socket && ::bind(socket.get(), target->ai_addr, target->ai_addrlen) == 0) return true;
   }
   return false;
-}
-
-std::string address_towards(const std::string& host, uint16_t port) {
-  std::string why;
-  const auto targets = resolve(host, port, SOCK_DGRAM, why);
-  for (const addrinfo* target = targets.get(); target != nullptr; target = target->ai_next) {
-    // Connecting a datagram socket sends nothing; it only looks up the route.
-    Fd socket(::socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!socket || ::connect(socket.get(), target->ai_addr, target->ai_addrlen) != 0) continue;
-    sockaddr_storage address{};
-    socklen_t length = sizeof address;
-    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
-    char text[NI_MAXHOST];
-    if (::getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
-      return text;
-    }
-  }
-  return {};
-}
-
-std::string address_of_interface(const std::string& name) {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) {
-    throw SystemError(compose({.what = "cannot list the network interfaces", .evidence = errno_text(errno)}));
-  }
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  std::string known;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    char text[NI_MAXHOST];
-    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (::getnameinfo(entry->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    if (name == entry->ifa_name) return text;
-    known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", entry->ifa_name, text);
-  }
-  throw UsageError(compose({.what = fmt::format("there is no network interface \"{}\" with an address", name),
-                            .evidence = "this machine has: " + known,
-                            .hint = "correct GLOO_SOCKET_IFNAME"}));
-}
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
 }
 
 }  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// TCP sockets: listening, connecting before a deadline, and the addresses of this machine.
+// TCP sockets: listening, and connecting before a deadline.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,5 @@ void prepare_for_messages(const Fd& socket);
 
 // Whether `host` resolves to an address of one of this machine's interfaces (in this network namespace).
 bool is_this_machine(const std::string& host);
-// The local address from which this machine reaches `host`, as text; empty if there is no route.
-std::string address_towards(const std::string& host, uint16_t port);
-// The first address of a network interface. Throws UsageError, which lists the interfaces that exist.
-std::string address_of_interface(const std::string& name);
-bool is_loopback(const std::string& address);
 
 }  // namespace lockstep::base

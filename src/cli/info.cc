@@ -22,10 +22,12 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/env.h"
 #include "base/host.h"
 #include "cli/report.h"
 #include "groups/make_group.h"
+#include "network/offer.h"
 #include "rendezvous/identity.h"
 #include "shm/kernels.h"
 #include "shm/layout.h"
@@ -329,8 +331,37 @@ void job(Report& report) {
                 *identity.local_rank);
   }
   if (!identity.master_addr.empty()) {
-    const auto master = fmt::format("{}:{}", identity.master_addr, identity.master_port);
+    const auto master = base::host_port(identity.master_addr, identity.master_port);
     section.row("master", "meeting point", master, master);
+  }
+}
+
+// The interfaces, and the one that ranks of a job over several machines would use.
+void way(Report& report, const std::string& master) {
+  const auto view = network::view_towards(master);
+  const auto naming = network::naming_from_environment();
+  auto& section = report.section("network", "Network between machines");
+  std::string text;
+  Json interfaces = Json::array();
+  for (const auto& interface : view.interfaces) {
+    text += (text.empty() ? "" : "\n") + network::describe(interface);
+    interfaces.push_back({{"name", interface.name},
+                          {"up", interface.up},
+                          {"carrier", interface.carrier},
+                          {"addresses", interface.addresses}});
+  }
+  section.row("interfaces", "interfaces", text, interfaces);
+  section.row("master", "master", master.empty() ? "unknown: --master-addr HOST shows the way to it" : master,
+              master.empty() ? Json(nullptr) : Json(master));
+  if (master.empty() && naming.variable.empty()) {
+    section.row("choice", "choice", "the interface that routes to the master", nullptr);
+  } else if (naming.variable.empty() && (base::is_loopback(master) || master == "localhost")) {
+    section.row("choice", "choice", "loopback: all ranks are on this machine", "loopback");
+  } else if (const auto offer = network::make_offer(view, naming); offer.is_usable()) {
+    section.row("choice", "choice", network::describe(offer));
+  } else {
+    section.row("choice", "choice", "none: see the problems below", nullptr);
+    report.problem(fmt::format("{}: {}", offer.problem.what, offer.problem.evidence), offer.problem.hint);
   }
 }
 
@@ -416,7 +447,7 @@ void variables(Report& report) {
 
 }  // namespace
 
-int info(bool json) {
+int info(bool json, const std::string& master) {
   const auto allowed = tuning::affinity_of();
   const auto machine = tuning::read_topology(allowed);
   Report report;
@@ -427,6 +458,7 @@ int info(bool json) {
   limits(report);
   system(report);
   job(report);
+  way(report, base::without_brackets(master.empty() ? base::env_string("MASTER_ADDR").value_or("") : master));
   tuning_plans(report, machine);
   variables(report);
   fmt::print("{}", json ? report.as_json() : report.as_text(::isatty(STDOUT_FILENO) == 1));

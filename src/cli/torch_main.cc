@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <fmt/format.h>
+#include <string>
 
 #include "cli/bench/command.h"
 #include "cli/commands.h"
@@ -17,6 +18,10 @@ int main(int argc, char** argv) {
   bool json = false;
   auto* info = app.add_subcommand("info", "versions, backends, cores, limits, and problems of this machine");
   info->add_flag("--json", json, "print JSON");
+  std::string master;
+  info->add_option("--master-addr", master,
+                   "show which network interface would be used (default MASTER_ADDR)")
+      ->type_name("HOST");
   // The command parses its own arguments, including --help.
   auto* bench = app.add_subcommand("bench", "measure every collective on every backend")->prefix_command();
   bench->set_help_flag();
@@ -30,7 +35,7 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : lockstep::cli::kUsage;
   }
   try {
-    if (*info) return lockstep::cli::info(json);
+    if (*info) return lockstep::cli::info(json, master);
     if (*bench) return lockstep::cli::bench(bench->remaining());
     if (*snapshot) return lockstep::cli::snapshot(snapshot->remaining());
   } catch (const std::exception& error) {

@@ -10,7 +10,7 @@ namespace lockstep::comm {
 
 // For the fingerprints of collectives.
 constexpr int kFingerprintTag = std::numeric_limits<int>::max();
-// For a receive to which nothing is sent.
+// For receives to which nothing is sent: consecutive tags, down from this one, use different connections.
 constexpr int kUnusedTag = kFingerprintTag - 1;
 
 // The largest tag of a user's message, over every transport.

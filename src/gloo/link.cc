@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "comm/wire_tags.h"
+#include "gloo/make_gloo.h"
 #include "gloo/no_sigpipe.h"
 
 namespace lockstep::gloo {
@@ -47,13 +48,15 @@ comm::TransferPtr Link::receive(int from, int tag, std::byte* data, size_t bytes
 }
 
 void Link::hang_up() noexcept {
-  try {
-    // Gloo has no call for this, but it closes all connections when a receive times out.
-    std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
-    const NoSigpipe quiet;
-    const int any_other = (gloo_.getRank() + 1) % gloo_.getSize();
-    gloo_.recv(room, any_other, comm::kUnusedTag)->wait(1ms);
-  } catch (const std::exception&) {
+  // Gloo has no call for this, but when a receive times out, it closes the connections over which it waited.
+  const NoSigpipe quiet;
+  const int any_other = (gloo_.getRank() + 1) % gloo_.getSize();
+  for (int connection = 0; connection < connections_of(gloo_); ++connection) {
+    try {
+      std::vector<at::Tensor> room{at::empty({1}, at::kByte)};
+      gloo_.recv(room, any_other, comm::kUnusedTag - connection)->wait(1ms);
+    } catch (const std::exception&) {
+    }
   }
 }
 

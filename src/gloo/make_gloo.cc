@@ -27,6 +27,10 @@ bool is_gloo(const c10d_backend& backend) {
   return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
 }
 
+int connections_of(c10d_backend& gloo) {
+  return static_cast<int>(dynamic_cast<c10d::ProcessGroupGloo&>(gloo).getOptions()->devices.size());
+}
+
 void mark_next_collective(c10d_backend& gloo, uint32_t bits) {
   // The low bits continue to count, so that simultaneous calls have different tags.
   auto& tag = dynamic_cast<c10d::ProcessGroupGloo&>(gloo).*GlooInside::kTag;
@@ -35,16 +39,18 @@ void mark_next_collective(c10d_backend& gloo, uint32_t bits) {
 
 c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            int world_size, std::chrono::milliseconds timeout,
-                                           const std::string& address) {
+                                           const std::vector<std::string>& addresses) {
   const NoSigpipe quiet;  // for Gloo's threads
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->threads = 2;  // like Python's torch.distributed: two collectives can be in progress at a time
+  // Like Python's torch.distributed: on each connection, two collectives can be in progress at a time.
+  options->threads = 2 * static_cast<int>(addresses.size());
   {
     // Gloo's event thread locks a connection only if the lock is free, and retries at once if it is not. If
     // it has just preempted the thread that holds the lock, it retries until its time slice ends:
     // milliseconds for every message.
     const PatientThreads event_thread;
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    for (const auto& address : addresses)
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   }
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
 }
@@ -55,10 +61,12 @@ bool has_gloo() { return false; }
 
 bool is_gloo(const c10d_backend&) { return false; }
 
+int connections_of(c10d_backend&) { return 0; }
+
 void mark_next_collective(c10d_backend&, uint32_t) {}
 
 c10::intrusive_ptr<c10d_backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, int, int,
-                                           std::chrono::milliseconds, const std::string&) {
+                                           std::chrono::milliseconds, const std::vector<std::string>&) {
   throw UsageError(
       "this LibTorch was built without Gloo\nhint: use a LibTorch built with USE_GLOO, such as Debian's");
 }

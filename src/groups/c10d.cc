@@ -4,14 +4,16 @@
 #include <lockstep/c10d.h>
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/error_text.h"
-#include "base/net.h"
 #include "comm/group.h"
 #include "groups/make_group.h"
+#include "network/offer.h"
 #include "rendezvous/foreign_store.h"
 #include "rendezvous/meet.h"
+#include "rendezvous/rails.h"
 #include "shm_c10d/backend.h"
 
 namespace lockstep {
@@ -40,18 +42,22 @@ c10::intrusive_ptr<c10d_backend> make_backend(std::shared_ptr<shm::Endpoint> end
   return c10::make_intrusive<shm_c10d::Backend>(std::move(endpoint), std::move(store));
 }
 
+// The store does not tell at which address the ranks meet.
+rendezvous::RankFacts own_facts(int rank, int world_size) {
+  auto facts = rendezvous::facts_of_this_process(rank, world_size);
+  const auto master = base::env_string("MASTER_ADDR").value_or("");
+  facts.network = network::offer_of_this_process(base::without_brackets(master));
+  return facts;
+}
+
 // The ranks meet: to learn whether they can share memory, and where Gloo finds them.
 c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                                              std::chrono::milliseconds timeout, const std::string& name) {
   const auto deadline = base::Deadline::in(timeout);
   const auto store_of_all = foreign(std::move(store), rank);
   const auto keys = keys_of(store_of_all, timeout, "lockstep-backend");
-  auto mine = rendezvous::facts_of_this_process(rank, world_size);
+  auto mine = own_facts(rank, world_size);
   mine.backend = groups::wanted_backend(name);
-  if (const auto master = base::env_string("MASTER_ADDR")) {
-    mine.address = base::address_towards(
-        *master, static_cast<uint16_t>(base::env_int("MASTER_PORT", 1, 65535).value_or(1)));
-  }
   if (groups::may_share_memory(mine.backend)) mine.no_shm = groups::why_no_shm();
   const auto ranks = rendezvous::meet(*keys, mine, deadline);
   const auto backend = groups::choose_backend(mine.backend, ranks);
@@ -61,6 +67,7 @@ c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> sto
     endpoint->connect();
     return make_backend(std::move(endpoint), store_of_all);
   }
+  rendezvous::check_rails(*keys, rank, ranks, deadline);
   return groups::make_gloo_backend(keys->for_backend(deadline), rank, ranks, timeout);
 }
 
@@ -102,8 +109,7 @@ std::shared_ptr<ProcessGroup> make_process_group(c10::intrusive_ptr<c10d_backend
   impl->world_size = backend->getSize();
   impl->timeout = timeout;
   const auto keys = keys_of(foreign(std::move(store), impl->rank), timeout, "lockstep");
-  impl->ranks =
-      rendezvous::meet(*keys, rendezvous::facts_of_this_process(impl->rank, impl->world_size), deadline);
+  impl->ranks = rendezvous::meet(*keys, own_facts(impl->rank, impl->world_size), deadline);
   impl->placement = rendezvous::placement_of(impl->rank, impl->ranks);
   impl->watch.emplace(impl->rank, impl->ranks);
   impl->store = keys;

@@ -9,12 +9,12 @@
 #include "base/env.h"
 #include "base/error_text.h"
 #include "base/log.h"
-#include "base/net.h"
 #include "base/note.h"
 #include "base/uncaught.h"
 #include "groups/make_group.h"
 #include "groups/seed.h"
 #include "groups/tune.h"
+#include "network/offer.h"
 #include "rendezvous/identity.h"
 #include "rendezvous/meet.h"
 #include "rendezvous/open_store.h"
@@ -98,7 +98,7 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto store =
       root->under(fmt::format("{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++));
   auto mine = facts_of_this_process(identity.rank, identity.world_size);
-  if (!point.host.empty()) mine.address = base::address_towards(point.host, point.port);
+  if (!point.one_machine) mine.network = network::offer_of_this_process(point.host);
   mine.backend = wanted;
   mine.own_seed = unseeded_generator();
   if (may_share_memory(wanted)) mine.no_shm = why_no_shm();

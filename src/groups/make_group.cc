@@ -9,10 +9,8 @@
 #include <lockstep/error.h>
 
 #include "base/aside.h"
-#include "base/env.h"
 #include "base/error_text.h"
 #include "base/log.h"
-#include "base/net.h"
 #include "base/rank_list.h"
 #include "comm/diagnose.h"
 #include "comm/failure.h"
@@ -24,6 +22,7 @@
 #include "hybrid/topology.h"
 #include "hybrid/transport.h"
 #include "rendezvous/meet.h"
+#include "rendezvous/rails.h"
 #include "shm/control.h"
 #include "shm_c10d/backend.h"
 
@@ -36,27 +35,6 @@ using namespace rendezvous;
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 20ms;
-
-// The address at which the other ranks can reach this one.
-std::string own_address(int rank, const std::vector<RankFacts>& ranks) {
-  const auto& mine = ranks.at(rank);
-  const auto elsewhere = std::find_if(ranks.begin(), ranks.end(),
-                                      [&](const RankFacts& other) { return other.machine != mine.machine; });
-  if (elsewhere == ranks.end()) return "127.0.0.1";
-  if (const auto interface = base::env_string("GLOO_SOCKET_IFNAME"))
-    return base::address_of_interface(*interface);
-  if (!mine.address.empty() && !base::is_loopback(mine.address)) return mine.address;
-  // Rank 0's machine reaches the meeting point, which is on the same machine, over loopback. Use the route to
-  // another machine instead.
-  auto outward = elsewhere->address.empty() ? "" : base::address_towards(elsewhere->address, 1);
-  if (!outward.empty() && !base::is_loopback(outward)) return outward;
-  throw UsageError(
-      base::compose({.what = "cannot determine the address at which other machines can reach this one",
-                     .where = mine.describe(),
-                     .evidence = fmt::format("the route to the meeting point starts at \"{}\"", mine.address),
-                     .hint = "name the network interface in GLOO_SOCKET_IFNAME, or set MASTER_ADDR to an "
-                             "address that other machines can reach"}));
-}
 
 // Uses shared memory for the data and the control channel.
 void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endpoint) {
@@ -108,22 +86,24 @@ void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
 
 c10::intrusive_ptr<c10d_backend> connected_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                 int world_size, std::chrono::milliseconds timeout,
-                                                const std::string& address) {
-  auto gloo = gloo::make_gloo(store, rank, world_size, timeout, address);
+                                                const std::vector<std::string>& addresses) {
+  auto gloo = gloo::make_gloo(store, rank, world_size, timeout, addresses);
   // Gloo considers a peer connected when the kernel does. If a rank left now, it would close connections that
-  // a slower peer has not processed yet, and that peer would fail.
-  gloo->barrier()->wait();
+  // a slower peer has not processed yet, and that peer would fail. Each call uses the next rail.
+  for (size_t rail = 0; rail < addresses.size(); ++rail) gloo->barrier()->wait();
   return gloo;
 }
 
 // Notices meanwhile if a rank ends. Throws Gloo's exceptions.
-c10::intrusive_ptr<c10d_backend> await_gloo(ProcessGroup::Impl& group, const std::string& address,
+c10::intrusive_ptr<c10d_backend> await_gloo(ProcessGroup::Impl& group, const network::Rails& rails,
                                             base::Deadline deadline) {
+  check_rails(*group.store, group.rank, group.ranks, deadline);
   // Gloo connects to one peer after the other, each with its own timeout.
-  auto connecting = base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
-                                     world_size = group.world_size, timeout = group.timeout, address] {
-    return connected_gloo(store, rank, world_size, timeout, address);
-  });
+  auto connecting =
+      base::run_aside([store = group.store->for_backend(deadline), rank = group.rank,
+                       world_size = group.world_size, timeout = group.timeout, addresses = rails.addresses] {
+        return connected_gloo(store, rank, world_size, timeout, addresses);
+      });
   while (connecting.wait_for(kBetweenLooks) != std::future_status::ready) {
     if (deadline.expired()) throw std::runtime_error("timed out");
     if (is_hopeless(group)) throw std::runtime_error("connecting was given up");
@@ -134,12 +114,14 @@ c10::intrusive_ptr<c10d_backend> await_gloo(ProcessGroup::Impl& group, const std
 // Connects the ranks over Gloo, and calls `use` with the backend. Errors name their cause.
 template <class Use>
 void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline, Use&& use) {
-  const auto address = own_address(group.rank, group.ranks);
+  const auto rails = rails_of(group.rank, group.ranks);
+  base::log_debug("{}: {}", group.name, network::describe(rails));
   try {
-    use(await_gloo(group, address, deadline));
+    use(await_gloo(group, rails, deadline));
   } catch (...) {
     try {
-      throw_diagnosis(group, fmt::format("connecting the ranks (from {})", address), 0);
+      throw_diagnosis(group, fmt::format("connecting the ranks (from {})", fmt::join(rails.addresses, ", ")),
+                      0);
     } catch (...) {
       throw_failure(group);
     }
@@ -290,7 +272,9 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
 c10::intrusive_ptr<c10d_backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                    const std::vector<RankFacts>& ranks,
                                                    std::chrono::milliseconds timeout) {
-  return connected_gloo(store, rank, static_cast<int>(ranks.size()), timeout, own_address(rank, ranks));
+  const auto rails = rails_of(rank, ranks);
+  base::log_debug("a group of c10d's backend gloo: {}", network::describe(rails));
+  return connected_gloo(store, rank, static_cast<int>(ranks.size()), timeout, rails.addresses);
 }
 
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {

@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/env.h"
 #include "base/error_text.h"
 #include "base/net.h"
@@ -318,7 +319,7 @@ void RunParser::interpret_nodes(RunOptions& options) const {
   }
   if (options.nnodes == 1) {
     // The ranks of one machine always use 127.0.0.1, which other machines cannot reach.
-    if (!raw_.master_addr.empty() && !base::is_this_machine(raw_.master_addr)) {
+    if (!raw_.master_addr.empty() && !base::is_this_machine(base::without_brackets(raw_.master_addr))) {
       throw UsageError(compose({.what = fmt::format("--master-addr {} is not this machine", raw_.master_addr),
                                 .evidence = "with --nnodes 1 this machine is node 0",
                                 .hint = "omit --master-addr, or give the number of nodes with --nnodes"}));
@@ -336,7 +337,7 @@ void RunParser::interpret_nodes(RunOptions& options) const {
     options.address = endpoint.host;
     options.port = endpoint.port ? *endpoint.port : port.value_or(kEndpointPort);
   } else {
-    options.address = raw_.master_addr;
+    options.address = base::without_brackets(raw_.master_addr);
     options.port = port.value_or(kMasterPort);
     if (raw_.master_addr.empty() || !options.node_rank) {
       throw UsageError(compose(

@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/error_text.h"
 #include "base/host.h"
 #include "base/net.h"
@@ -38,11 +39,12 @@ class Arrival {
       if (deadline_.expired()) break;
       std::this_thread::sleep_for(200ms);
     }
-    throw TimeoutError(compose(
-        {.what = fmt::format("{} found no agent of this job at {}:{} within {:.1f} s", own_name(request_),
-                             request_.address, request_.port, deadline_.budget().count() / 1000.0),
-         .evidence = why,
-         .hint = "check that node 0 is running and that no other program uses its port"}));
+    throw TimeoutError(
+        compose({.what = fmt::format("{} found no agent of this job at {} within {:.1f} s",
+                                     own_name(request_), base::host_port(request_.address, request_.port),
+                                     deadline_.budget().count() / 1000.0),
+                 .evidence = why,
+                 .hint = "check that node 0 is running and that no other program uses its port"}));
   }
 
  private:

@@ -7,6 +7,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/error_text.h"
 #include "base/host.h"
 #include "launch/program.h"
@@ -166,7 +167,7 @@ class Gathering {
     if (!refusals_.empty()) evidence += fmt::format("; {}", fmt::join(refusals_, "; "));
     const auto message = compose(
         {.what = fmt::format("not all nodes arrived within {:.1f} s", deadline_.budget().count() / 1000.0),
-         .where = fmt::format("node 0 at {}:{}", request_.address, request_.port),
+         .where = "node 0 at " + base::host_port(request_.address, request_.port),
          .evidence = evidence,
          .hint = "start lockstep run on every node, and check that the missing ones reach this address; "
                  "--timeout SECONDS waits longer"});

@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/env.h"
 #include "base/error_text.h"
 
@@ -163,7 +164,7 @@ std::string job_name(const Reader& reader, const Convention& convention) {
 void find_master(const Reader& reader, const Convention& convention, Identity& identity) {
   const auto addr = reader.text("MASTER_ADDR");
   const auto port = reader.number("MASTER_PORT", 1, 65535);
-  if (addr) identity.master_addr = *addr;
+  if (addr) identity.master_addr = base::without_brackets(*addr);
   if (port) identity.master_port = static_cast<uint16_t>(*port);
   if (identity.world_size == 1) return;
 

@@ -19,7 +19,7 @@ namespace lockstep::rendezvous {
 
 namespace {
 
-constexpr int kFactsVersion = 3;
+constexpr int kFactsVersion = 4;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -35,17 +35,26 @@ RankFacts facts_of_this_process(int rank, int world_size) {
           .world_size = world_size,
           .host = base::host_name(),
           .machine = base::machine_identity(),
+          .loopback = base::network_identity(),
           .pid_namespace = pid_namespace(),
           .pid = ::getpid(),
           .cpus = tuning::format_cpu_list(tuning::affinity_of())};
 }
 
 std::string encode_facts(const RankFacts& facts) {
-  return nlohmann::json{
-      {"lockstep", kFactsVersion}, {"rank", facts.rank},       {"world_size", facts.world_size},
-      {"host", facts.host},        {"machine", facts.machine}, {"pid_namespace", facts.pid_namespace},
-      {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address},
-      {"backend", facts.backend},  {"no_shm", facts.no_shm},   {"own_seed", facts.own_seed}}
+  return nlohmann::json{{"lockstep", kFactsVersion},
+                        {"rank", facts.rank},
+                        {"world_size", facts.world_size},
+                        {"host", facts.host},
+                        {"machine", facts.machine},
+                        {"loopback", facts.loopback},
+                        {"pid_namespace", facts.pid_namespace},
+                        {"pid", facts.pid},
+                        {"cpus", facts.cpus},
+                        {"network", network::to_json(facts.network)},
+                        {"backend", facts.backend},
+                        {"no_shm", facts.no_shm},
+                        {"own_seed", facts.own_seed}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -57,10 +66,11 @@ RankFacts decode_facts(const std::string& text) {
               .world_size = json.at("world_size"),
               .host = json.at("host"),
               .machine = json.at("machine"),
+              .loopback = json.at("loopback"),
               .pid_namespace = json.at("pid_namespace"),
               .pid = json.at("pid"),
               .cpus = json.at("cpus"),
-              .address = json.at("address"),
+              .network = network::offer_from_json(json.at("network")),
               .backend = json.at("backend"),
               .no_shm = json.at("no_shm"),
               .own_seed = json.at("own_seed")};

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "network/offer.h"
 
 namespace lockstep::rendezvous {
 
@@ -16,13 +17,14 @@ struct RankFacts {
   int world_size = 1;
   std::string host;     // the name of the machine, for messages
   std::string machine;  // base::machine_identity()
+  std::string loopback;  // base::network_identity()
   std::string pid_namespace;
   int pid = 0;
-  std::string cpus;       // the CPUs it may use, before tuning
-  std::string address;    // its local address on the route to the meeting point
-  std::string backend;    // the one that was requested
-  std::string no_shm;     // why it cannot share memory with other processes; empty: it can
-  uint64_t own_seed = 0;  // of its random generator; 0 if the program has set it
+  std::string cpus;        // the CPUs it may use, before tuning
+  network::Offer network;  // its addresses, for ranks on other machines
+  std::string backend;     // the one that was requested
+  std::string no_shm;      // why it cannot share memory with other processes; empty: it can
+  uint64_t own_seed = 0;   // of its random generator; 0 if the program has set it
 
   std::string describe() const;  // "rank 1 (pid 4711, host node0)"
 };

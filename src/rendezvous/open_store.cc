@@ -11,6 +11,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/aside.h"
 #include "base/env.h"
 #include "base/error_text.h"
@@ -19,6 +20,7 @@
 #include "base/net.h"
 #include "base/token.h"
 #include "compat/tcp_store.h"
+#include "network/offer.h"
 #include "rendezvous/foreign_store.h"
 #include "store/client.h"
 #include "store/server.h"
@@ -115,14 +117,12 @@ std::shared_ptr<ForeignStore> open_notice_board(const MeetingPoint& point, const
 struct Notice {
   std::string machine;  // the one on which the Unix socket can be reached
   store::Address nearby, afar;
+  std::string why_not_afar;
   std::string token;
 
   std::string encode() const {
-    return nlohmann::json{{"machine", machine},
-                          {"name", nearby.name},
-                          {"host", afar.host},
-                          {"port", afar.port},
-                          {"token", token}}
+    return nlohmann::json{{"machine", machine}, {"name", nearby.name},         {"host", afar.host},
+                          {"port", afar.port},  {"why_no_host", why_not_afar}, {"token", token}}
         .dump();
   }
   static Notice decode(const std::string& text) {
@@ -130,6 +130,7 @@ struct Notice {
       const auto json = nlohmann::json::parse(text);
       Notice notice{.machine = json.at("machine"), .token = json.at("token")};
       notice.nearby.name = json.at("name");
+      notice.why_not_afar = json.at("why_no_host");
       notice.afar = store::Address::anywhere(json.at("host"), json.at("port"));
       return notice;
     } catch (const nlohmann::json::exception& error) {
@@ -140,11 +141,17 @@ struct Notice {
   }
 };
 
-// The address at which other machines reach rank 0: that of torchrun's agent. Empty if it is unknown.
-std::string address_of_rank_0(const MeetingPoint& point) {
+// The address at which other machines reach rank 0: that of torchrun's agent. Empty, and the reason in `why`,
+// if it is unknown.
+std::string address_of_rank_0(const MeetingPoint& point, std::string& why) {
   if (!point.host.empty()) return point.one_machine ? "" : point.host;
-  const auto interface = base::env_string("GLOO_SOCKET_IFNAME");
-  return interface ? base::address_of_interface(*interface) : "";
+  const auto offer = network::offer_of_this_process("");
+  if (!offer.is_usable()) {
+    why = fmt::format("{}: {}", offer.problem.what, offer.problem.evidence);
+    return {};
+  }
+  const auto& rail = offer.rails.front();
+  return rail.v4.address.empty() ? rail.v6.address : rail.v4.address;
 }
 
 Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base::Deadline deadline) {
@@ -163,12 +170,12 @@ Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base:
   Opened opened;
   Notice notice;
   if (identity.rank == 0) {
-    notice.machine = base::machine_identity();
+    notice.machine = base::network_identity();
     notice.token = base::Token::random().text();
     notice.nearby.name = "lockstep/" + base::make_nonce();
     std::vector<base::Fd> listeners;
     listeners.push_back(store::listen_at(notice.nearby));
-    if (const auto host = address_of_rank_0(point); !host.empty()) {
+    if (const auto host = address_of_rank_0(point, notice.why_not_afar); !host.empty()) {
       listeners.push_back(base::listen_on(base::Reach::Everyone, 0));
       notice.afar = store::Address::anywhere(host, base::local_port(listeners.back()));
     }
@@ -177,12 +184,13 @@ Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base:
   } else {
     notice = Notice::decode(board->get({key("store")}, deadline, {}).front());
   }
-  const bool near = notice.machine == base::machine_identity();
+  const bool near = notice.machine == base::network_identity();
   if (!near && notice.afar.host.empty()) {
-    throw UsageError(
-        base::compose({.what = "the ranks are on several machines, and the address of rank 0 is unknown",
-                       .where = fmt::format("{}, {}", where(identity), point.describe()),
-                       .hint = "use tcp://host:port, or name the network interface in GLOO_SOCKET_IFNAME"}));
+    throw UsageError(base::compose(
+        {.what = "the ranks are on several machines, and the address of rank 0 is unknown",
+         .where = fmt::format("{}, {}", where(identity), point.describe()),
+         .evidence = notice.why_not_afar,
+         .hint = "use tcp://host:port, or name the network interface in LOCKSTEP_SOCKET_IFNAME"}));
   }
   opened.keys =
       join(near ? notice.nearby : notice.afar, base::Token(notice.token), point, identity, deadline);
@@ -192,7 +200,8 @@ Opened open_by_notice(const MeetingPoint& point, const Identity& identity, base:
 }  // namespace
 
 std::string MeetingPoint::describe() const {
-  return path.empty() ? fmt::format("store at {}:{}", host, port) : fmt::format("store in {}", path);
+  return path.empty() ? fmt::format("store at {}", base::host_port(host, port))
+                      : fmt::format("store in {}", path);
 }
 
 MeetingPoint meeting_point(const std::string& init_method, const Identity& identity) {
@@ -213,9 +222,7 @@ MeetingPoint meeting_point(const std::string& init_method, const Identity& ident
     const auto port = base::parse_int(rest.substr(colon + 1));
     if (!port || *port < 1 || *port > 65535)
       bad_method(init_method, "the port must be a number from 1 to 65535");
-    point.host = rest.substr(0, colon);
-    if (point.host.starts_with('[') && point.host.ends_with(']'))
-      point.host = point.host.substr(1, point.host.size() - 2);
+    point.host = base::without_brackets(rest.substr(0, colon));
     point.port = static_cast<uint16_t>(*port);
     point.one_machine = base::is_loopback(point.host) || point.host == "localhost";
     if (point.one_machine) point.host = "127.0.0.1";

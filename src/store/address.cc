@@ -8,6 +8,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/error_text.h"
 #include "base/net.h"
 #include "base/unix_socket.h"
@@ -43,7 +44,7 @@ Address Address::anywhere(std::string host, uint16_t port) {
 }
 
 std::string Address::describe() const {
-  if (name.empty()) return fmt::format("{}:{}", host, port);
+  if (name.empty()) return base::host_port(host, port);
   return port != 0 ? fmt::format("port {} of this machine", port) : "a socket of this machine";
 }
 

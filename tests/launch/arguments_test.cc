@@ -150,6 +150,20 @@ TEST(Arguments, Nodes) {
   EXPECT_EQ(parse({"--master-port", "1234", "p"}).port, 1234);
 }
 
+TEST(Arguments, IPv6) {
+  for (const char* address : {"fd00::1", "[fd00::1]"}) {
+    EXPECT_EQ(parse({"--nnodes", "2", "--node-rank", "1", "--master-addr", address, "p"}).address, "fd00::1");
+    const auto endpoint = parse({"--nnodes", "2", "--rdzv-endpoint", address, "p"});
+    EXPECT_EQ(endpoint.address, "fd00::1");
+    EXPECT_EQ(endpoint.port, 29400);
+  }
+  const auto endpoint = parse({"--nnodes", "2", "--rdzv-endpoint", "[fd00::1]:1234", "p"});
+  EXPECT_EQ(endpoint.address, "fd00::1");
+  EXPECT_EQ(endpoint.port, 1234);
+  EXPECT_NE(refusal({"--nnodes", "2", "--rdzv-endpoint", "[fd00::1", "p"}).find("--rdzv-endpoint"),
+            std::string::npos);
+}
+
 TEST(Arguments, InvalidNodes) {
   EXPECT_NE(refusal({"--nnodes", "1:4", "p"}).find("comes with elastic membership"), std::string::npos);
   EXPECT_NE(refusal({"--nnodes", "0", "p"}).find("\"0\""), std::string::npos);

@@ -14,8 +14,10 @@ int main(int argc, char** argv) {
     const bool draws = argc > 1 && std::string(argv[1]) == "random";
     if (draws && argc > 2) at::manual_seed(std::atoi(argv[2]) + std::atoi(std::getenv("RANK")));
     const char* backend = std::getenv("PROBE_BACKEND");
-    const auto group = lockstep::init_process_group(
-        {.backend = backend != nullptr ? backend : "auto", .timeout = std::chrono::minutes(2)});
+    const char* method = std::getenv("PROBE_INIT_METHOD");
+    const auto group = lockstep::init_process_group({.backend = backend != nullptr ? backend : "auto",
+                                                     .init_method = method != nullptr ? method : "env://",
+                                                     .timeout = std::chrono::minutes(2)});
     if (draws) {
       std::printf("rank %d drew %.17g\n", group->rank(), at::randn({1}, at::kDouble).item<double>());
       return 0;

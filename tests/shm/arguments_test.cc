@@ -209,7 +209,7 @@ TEST(Backends, RefuseArgumentsAsGlooDoes) {
   if (!gloo::has_gloo()) GTEST_SKIP() << "this LibTorch has no Gloo";
   LocalRanks ranks(1);
   const auto gloo =
-      gloo::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(20), "127.0.0.1");
+      gloo::make_gloo(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::seconds(20), {"127.0.0.1"});
   using Refused = std::pair<std::string, std::string>;  // class, message
   const auto refusal = [](c10d_backend& backend,
                           const std::function<WorkPtr(c10d_backend&)>& call) -> Refused {

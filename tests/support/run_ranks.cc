@@ -199,8 +199,7 @@ void expect_success(const std::vector<RankOutcome>& outcomes) {
 
 std::function<Environment(int)> on_machines(const std::string& letters) {
   return [letters](int rank) -> Environment {
-    // Its own interface leads from one simulated machine to another.
-    return {{"LOCKSTEP_MACHINE", std::string(1, letters.at(rank))}, {"GLOO_SOCKET_IFNAME", "lo"}};
+    return {{"LOCKSTEP_MACHINE", std::string(1, letters.at(rank))}};
   };
 }
 

@@ -11,6 +11,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/address.h"
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/error_text.h"
@@ -145,11 +146,38 @@ TEST(Net, KnowsItsOwnAddresses) {
   EXPECT_TRUE(is_this_machine("127.0.0.1"));
   EXPECT_FALSE(is_this_machine("192.0.2.1"));
   EXPECT_FALSE(is_this_machine("no-such-host.invalid"));
-  EXPECT_EQ(address_towards("127.0.0.1", 1), "127.0.0.1");
-  EXPECT_EQ(address_of_interface("lo"), "127.0.0.1");
-  EXPECT_THROW(address_of_interface("nope0"), UsageError);
-  EXPECT_TRUE(is_loopback("127.0.1.1"));
-  EXPECT_FALSE(is_loopback("10.127.0.1"));
+}
+
+TEST(Address, AsText) {
+  const auto text_of = [](const std::string& host) {
+    std::string why;
+    const auto list = resolve(host, 1, SOCK_STREAM, why);
+    return list ? address_text(list->ai_addr) : why;
+  };
+  EXPECT_EQ(text_of("10.0.0.1"), "10.0.0.1");
+  EXPECT_EQ(text_of("fd00:0::1"), "fd00::1");
+  EXPECT_EQ(text_of("::ffff:10.0.0.1"), "10.0.0.1");
+  EXPECT_EQ(text_of("fe80::1%lo"), "fe80::1%lo");
+  EXPECT_THAT(text_of("no-such-host.invalid"), HasSubstr("does not resolve"));
+  EXPECT_EQ(address_text(nullptr), "");
+}
+
+TEST(Address, Kinds) {
+  for (const auto* address : {"127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"})
+    EXPECT_TRUE(is_loopback(address)) << address;
+  for (const auto* address : {"10.127.0.1", "fd00::1", "::"}) EXPECT_FALSE(is_loopback(address)) << address;
+  for (const auto* address : {"fe80::1", "fe80::1%eth0", "febf::1"})
+    EXPECT_TRUE(is_link_local(address)) << address;
+  for (const auto* address : {"fec0::1", "fd00::1", "169.254.0.1", "node0"})
+    EXPECT_FALSE(is_link_local(address)) << address;
+}
+
+TEST(Address, WithAPort) {
+  EXPECT_EQ(host_port("node0", 29500), "node0:29500");
+  EXPECT_EQ(host_port("fd00::1", 29500), "[fd00::1]:29500");
+  EXPECT_EQ(without_brackets("[fd00::1]"), "fd00::1");
+  EXPECT_EQ(without_brackets("fd00::1"), "fd00::1");
+  EXPECT_EQ(without_brackets("node0"), "node0");
 }
 
 TEST(Note, IsReadFromThePipe) {

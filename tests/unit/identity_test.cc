@@ -9,6 +9,7 @@
 
 #include "rendezvous/machines.h"
 #include "rendezvous/meet.h"
+#include "rendezvous/open_store.h"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -186,6 +187,16 @@ TEST(FirstSlurmHost, ReadsTheListsThatSlurmWrites) {
   EXPECT_EQ(first_slurm_host(""), "");
 }
 
+TEST(MeetingPoint, IPv6) {
+  const auto point = meeting_point("tcp://[fd00::1]:29500", {});
+  EXPECT_EQ(point.host, "fd00::1");
+  EXPECT_EQ(point.port, 29500);
+  EXPECT_EQ(point.describe(), "store at [fd00::1]:29500");
+  EXPECT_FALSE(point.one_machine);
+  EXPECT_TRUE(meeting_point("tcp://[::1]:29500", {}).one_machine);
+  EXPECT_THROW(meeting_point("tcp://[fd00::1]", {}), UsageError);
+}
+
 TEST(PlacementOf, CountsMachinesInTheOrderOfTheirRanks) {
   std::vector<RankFacts> ranks(5);
   for (int i = 0; i < 5; ++i) ranks[i].machine = i % 2 == 0 ? "a" : "b";
@@ -198,13 +209,14 @@ TEST(PlacementOf, CountsMachinesInTheOrderOfTheirRanks) {
 
 TEST(RankFacts, SurviveTheStore) {
   auto facts = facts_of_this_process(2, 5);
-  facts.address = "10.0.0.7";
+  facts.network.rails = {{.v4 = {"eth0", "10.0.0.7", true}}};
   const auto read = decode_facts(encode_facts(facts));
   EXPECT_EQ(read.rank, 2);
   EXPECT_EQ(read.world_size, 5);
   EXPECT_EQ(read.machine, facts.machine);
   EXPECT_EQ(read.cpus, facts.cpus);
-  EXPECT_EQ(read.address, "10.0.0.7");
+  ASSERT_EQ(read.network.rails.size(), 1u);
+  EXPECT_EQ(read.network.rails[0].v4.address, "10.0.0.7");
   EXPECT_THROW(decode_facts("GET / HTTP/1.1"), MismatchError);
   EXPECT_THROW(decode_facts("{\"lockstep\": 99}"), MismatchError);
 }
