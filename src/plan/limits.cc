@@ -64,8 +64,7 @@ std::vector<Limit> limits_reached(const Job& job, const Prediction& prediction) 
     limits.push_back(
         {fmt::format("messages between machines carry {} each: their number costs more than their bytes",
                      bytes_text(prediction.message_bytes)),
-         "the exchange divides each chunk among all ranks; fewer ranks on a machine, with more threads, "
-         "send larger messages"});
+         "average less often: larger batches, or several micro-batches with no_sync()"});
   }
   const double senders = static_cast<double>(job.machines - 1) * job.ranks_per_machine;
   if (job.machines > 2 && senders > kManySenders) {

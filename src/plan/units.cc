@@ -64,7 +64,7 @@ std::optional<double> parse_seconds(const std::string& text) { return text == "0
 std::optional<double> parse_bits_per_s(const std::string& text) { return parse(text, kRates); }
 
 std::string seconds_text(double seconds) {
-  static constexpr Unit kUnits[] = {{"µs", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+  static constexpr Unit kUnits[] = {{"µs", 1e-6}, {"ms", 1e-3}, {"s", 1}, {"h", 3600}};
   return with_unit(seconds, kUnits);
 }
 

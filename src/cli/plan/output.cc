@@ -25,6 +25,8 @@ using Json = Report::Json;
 
 // A cost is shown if the step would be shorter by at least this part without it.
 constexpr double kShown = 0.01;
+// Another exchange is recommended if it saves at least this part of the step.
+constexpr double kMuchFaster = 0.1;
 constexpr double kManyReads = 1e6;
 
 std::string percent(double part) { return fmt::format("{:.{}f} %", 100 * part, part < 0.0995 ? 1 : 0); }
@@ -166,9 +168,10 @@ void add_start(Report& report, const Job& job) {
   if (job.machines == 1) return;
   const auto rendezvous = plan::rendezvous_of(job);
   auto& section = report.section("start", "Connections");
-  section.row("connections", "of a rank",
-              fmt::format("{}, and {:.0f} open files", job.ranks() - 1, plan::descriptors_of(job)),
-              {{"connections", job.ranks() - 1}, {"open_files", plan::descriptors_of(job)}});
+  section.row(
+      "connections", "of a rank",
+      fmt::format("{}, and {:.0f} open files", job.ranks() - 1, plan::descriptors_of(job)),
+      {{"connections", job.ranks() - 1}, {"open_files", static_cast<int64_t>(plan::descriptors_of(job))}});
   section.row(
       "rendezvous", "to connect",
       fmt::format("{} reads of the store, {}{}", count_text(rendezvous.reads), bytes_text(rendezvous.bytes),
@@ -187,6 +190,11 @@ Report report_of(const plan::Constants& constants, const Job& job) {
   if (job.ranks() > 1) add_alternatives(report, constants, job);
   add_start(report, job);
   for (const auto& limit : plan::limits_reached(job, prediction)) report.problem(limit.what, limit.hint);
+  const double ring_s = plan::predict(constants, job, plan::Scheme::Ring).step_s;
+  if (job.machines > 1 && ring_s < (1 - kMuchFaster) * prediction.step_s) {
+    report.problem(fmt::format("one TCP ring over all ranks would be faster: {}", seconds_text(ring_s)),
+                   "measure both; LOCKSTEP_BACKEND=gloo selects the ring");
+  }
   return report;
 }
 
@@ -232,7 +240,7 @@ std::string plan_json(const plan::Constants& constants, const Job& job) {
 
 std::string plan_table_text(const plan::Constants& constants, const Job& job) {
   auto out = fmt::format(
-      "Predictions for {} parameters, {} per step alone, {} ranks per machine, link {}\nConstants: {}\n\n",
+      "Predictions for {} parameters, {} per step alone, machines with {} each, link {}\nConstants: {}\n\n",
       count_text(job.parameters), seconds_text(job.step_s), job.ranks_per_machine,
       plan::bits_per_s_text(job.link_bits_per_s), constants.source);
   const auto line = [&](const std::array<std::string, 9>& cells) {
