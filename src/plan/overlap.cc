@@ -58,28 +58,29 @@ class Step {
 
   // Goes on to the next event.
   void advance() {
-    const double core_share = computing() ? 1 / (1 + contention_) : 1;
+    const bool was_computing = computing();
+    const double core_share = was_computing ? 1 / (1 + contention_) : 1;
     const double exchange_s = exchanging_ ? duration_s(costs_[next_], core_share) : kNever;
     // The core's time that the exchange takes is missing for computing.
     const double lost = exchanging_ && exchange_s > 0 ? contention_ * costs_[next_].core_s / exchange_s : 0;
-    const double speed = computing() ? 1 - lost : 0;
+    const double speed = was_computing ? 1 - lost : 0;
 
     // While a bucket is exchanged, the next one may become ready, but it does not begin.
     const bool awaited = !exchanging_ && next_ < buckets_.size();
     const double goal_s = awaited ? std::min(backward_s_, buckets_[next_].ready_s) : backward_s_;
-    const double until_goal_s = computing() ? (goal_s - computed_s_) / speed : kNever;
+    const double until_goal_s = was_computing ? (goal_s - computed_s_) / speed : kNever;
     const double until_done_s = exchanging_ ? left_ * exchange_s : kNever;
 
     if (until_goal_s <= until_done_s) {
       now_s_ += until_goal_s;
       computed_s_ = goal_s;
       if (exchanging_ && exchange_s > 0) left_ = std::max(0.0, left_ - until_goal_s / exchange_s);
-      if (!computing()) overlap_.computed_s = now_s_;
     } else {
       now_s_ += until_done_s;
       computed_s_ = std::min(backward_s_, computed_s_ + speed * until_done_s);
       end();
     }
+    if (was_computing && !computing()) overlap_.computed_s = now_s_;
   }
 
   void end() {
