@@ -47,8 +47,17 @@ def run(command, seconds, env=None):
     return done.stdout
 
 
-def run_ranks(command, world, seconds, env=None, cpus=None):
-    """Runs `command` as `world` ranks on this machine; returns the JSON object that each printed."""
+def place_of(rank, world, machines):
+    """(words before the command, environment) of a rank. `machines`: kit/netns.py; None: this machine."""
+    each = world // len(machines.names) if machines else world
+    return (machines.inside(rank // each) if machines else [],
+            {"LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each,
+             "MASTER_ADDR": machines.address(0) if machines else "127.0.0.1"})
+
+
+def run_ranks(command, world, seconds, env=None, cpus=None, machines=None):
+    """Runs `command` as `world` ranks on this machine, or divided among machines; returns the JSON object that each
+    printed."""
     port = free_port()
     ranks, files = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -56,9 +65,9 @@ def run_ranks(command, world, seconds, env=None, cpus=None):
             for rank in range(world):
                 files.append([open(os.path.join(folder, f"{stream}{rank}"), "w+", encoding="utf-8")
                               for stream in ("out", "err")])
-                about = clean_environment(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world,
-                                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **(env or {}))
-                ranks.append(subprocess.Popen(command, stdout=files[-1][0], stderr=files[-1][1], env=about,
+                inside, place = place_of(rank, world, machines)
+                about = clean_environment(RANK=rank, WORLD_SIZE=world, MASTER_PORT=port, **place, **(env or {}))
+                ranks.append(subprocess.Popen(inside + command, stdout=files[-1][0], stderr=files[-1][1], env=about,
                                               start_new_session=OWN_SESSION,
                                               preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None))
             why = wait_for(ranks, seconds)

@@ -9,6 +9,7 @@ namespace lockstep::cli {
 constexpr int kUsage = 2;  // exit status for an invalid command line
 
 int run(const std::vector<std::string>& arguments);
+int plan(const std::vector<std::string>& arguments);
 
 // Executes lockstep-torch, which has the commands that need LibTorch, in place of this process. Returns only
 // if that fails.

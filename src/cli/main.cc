@@ -16,6 +16,7 @@ Usage: lockstep COMMAND …
 Commands:
   run       start a program as the ranks of one job, on this machine or on several
   info      show versions, backends, cores and limits, and problems with the setup of this machine
+  plan      predict the speed and memory of a job on machines that you describe
   bench     measure every collective on every backend of this machine, and check the data
   snapshot  list, show, verify, export and import snapshots
 
@@ -44,11 +45,12 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (command == "run") return lockstep::cli::run(rest);
+  if (command == "plan") return lockstep::cli::plan(rest);
   const std::vector<std::string> with_torch{"info", "bench", "snapshot"};
   if (std::find(with_torch.begin(), with_torch.end(), command) != with_torch.end()) {
     return lockstep::cli::forward_to_torch(command, rest);
   }
-  const auto near = lockstep::launch::nearest(command, {"run", "info", "bench", "snapshot"});
+  const auto near = lockstep::launch::nearest(command, {"run", "plan", "info", "bench", "snapshot"});
   fmt::print(
       stderr, "lockstep: unknown command \"{}\"\nhint: {}\n", command,
       near.empty() ? "lockstep --help shows the commands" : fmt::format("did you mean lockstep {}?", near));

@@ -10,13 +10,15 @@
 #include "base/env.h"
 #include "base/error_text.h"
 #include "cli/bench/values.h"
-#include "launch/nearest.h"
+#include "cli/flags.h"
 
 namespace lockstep::bench {
 
 namespace {
 
 using base::compose;
+using cli::refuse;
+using cli::whole_number;
 
 constexpr int64_t kMostBytes = int64_t{8} << 30;
 
@@ -42,12 +44,6 @@ struct Raw {
   bool quiet = false;
 };
 
-[[noreturn]] void refuse(const std::string& flag, const std::string& value, const std::string& evidence,
-                         const std::string& hint = "") {
-  throw UsageError(compose(
-      {.what = fmt::format("{} \"{}\" is invalid", flag, value), .evidence = evidence, .hint = hint}));
-}
-
 std::vector<std::string> split(const std::string& flag, const std::string& text) {
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= text.size();) {
@@ -58,12 +54,6 @@ std::vector<std::string> split(const std::string& flag, const std::string& text)
     begin = end + 1;
   }
   return parts;
-}
-
-int64_t whole_number(const std::string& flag, const std::string& text, int64_t low, int64_t high) {
-  const auto number = base::parse_int(text);
-  if (number && *number >= low && *number <= high) return *number;
-  refuse(flag, text, fmt::format("it must be a whole number from {} to {}", low, high));
 }
 
 int64_t parse_size(const std::string& flag, const std::string& text) {
@@ -112,13 +102,7 @@ auto choose(const std::string& flag, const std::string& text, const Table& table
   for (const auto& entry : table) known.emplace_back(name(entry));
   std::vector<typename Table::value_type> chosen;
   for (const auto& word : split(flag, text)) {
-    const auto found = std::find(known.begin(), known.end(), word);
-    if (found == known.end()) {
-      const auto near = launch::nearest(word, known);
-      refuse(flag, word, fmt::format("there are: {}", fmt::join(known, ", ")),
-             near.empty() ? "" : fmt::format("did you mean {}?", near));
-    }
-    chosen.push_back(table[static_cast<size_t>(found - known.begin())]);
+    chosen.push_back(table[cli::position_of(flag, word, known)]);
   }
   return chosen;
 }
@@ -171,16 +155,6 @@ Options interpret(const Raw& raw) {
   options.json = raw.json;
   options.quiet = raw.quiet;
   return options;
-}
-
-[[noreturn]] void refuse_extra(const CLI::App& app, const std::string& program) {
-  const auto word = app.remaining().front();
-  std::vector<std::string> known;
-  for (const auto* option : app.get_options()) known.push_back("--" + option->get_lnames().front());
-  const auto near = launch::nearest(word.substr(0, word.find('=')), known);
-  throw UsageError(compose({.what = fmt::format("unknown argument \"{}\"", word),
-                            .hint = near.empty() ? fmt::format("{} --help shows all flags", program)
-                                                 : fmt::format("did you mean {}?", near)}));
 }
 
 }  // namespace
@@ -251,7 +225,7 @@ std::variant<Options, HelpText> parse_options(const std::vector<std::string>& wo
     throw UsageError(
         compose({.what = error.what(), .hint = fmt::format("{} --help shows all flags", program)}));
   }
-  if (!app.remaining().empty()) refuse_extra(app, program);
+  if (!app.remaining().empty()) cli::refuse_extra(app, program);
   auto options = interpret(raw);
   options.backends_named = app.get_option("--backend")->count() > 0;
   return options;
