@@ -7,20 +7,24 @@ namespace lockstep::plan {
 
 namespace {
 
-// The engine's own sizes (src/hybrid): a bucket is exchanged between machines in chunks, of which the first
-// ones are smaller. A small bucket is exchanged in one trip, by the first rank of each machine.
+// The engine's own sizes (src/hybrid/shares.cc): a bucket is exchanged between machines in chunks, of which the
+// first two are smaller. Between many ranks, chunks are larger, so that messages keep a size. A small bucket is
+// exchanged in one trip, by the first rank of each machine.
 constexpr double kChunkBytes = 1 * kMiB;
-constexpr double kFirstChunksBytes[] = {0.25 * kMiB, 0.5 * kMiB};
+constexpr double kMessageBytes = kMiB / 16;
+constexpr double kFirstChunks[] = {0.25, 0.5};
 constexpr double kSmallBucketBytes = 16384;
 
-double chunks_of(double bytes) {
+double chunks_of(const Job& job, double bytes) {
+  const double messages = job.ranks_per_machine * (job.machines > 2 ? job.machines : 1);
+  const double chunk_bytes = std::max(kChunkBytes, kMessageBytes * messages);
   double chunks = 0;
-  for (const double first : kFirstChunksBytes) {
+  for (const double share : kFirstChunks) {
     if (bytes <= 0) return chunks;
     ++chunks;
-    bytes -= first;
+    bytes -= share * chunk_bytes;
   }
-  return chunks + std::ceil(std::max(0.0, bytes) / kChunkBytes);
+  return chunks + std::ceil(std::max(0.0, bytes) / chunk_bytes);
 }
 
 double link_seconds(const Job& job, double bytes) {
@@ -58,7 +62,7 @@ Cost hybrid(const Constants& constants, const Job& job, double bucket_bytes, dou
   const bool small = wire_bytes <= kSmallBucketBytes;
   const double owners = small ? 1 : locals;        // ranks of a machine that exchange the bucket
   const double share_bytes = wire_bytes / owners;  // that each of them exchanges with its peers
-  const double chunks = chunks_of(wire_bytes);
+  const double chunks = chunks_of(job, wire_bytes);
 
   // Between two machines, or if the bucket is small, everyone sends its whole share to all peers. Otherwise,
   // each adds one part of the share, which it receives from all peers, and sends the result to all of them.
