@@ -21,13 +21,14 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
 .PHONY: help setup configure build demo test install install-python format format-check lint clean test-asan \
-  test-tsan test-slurm test-fresh check-compilers fuzz bench bench-heap
+  test-tsan test-multinode test-slurm test-fresh check-compilers fuzz bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
 	@echo "  make build         build everything"
 	@echo "  make test-asan     run the tests under the address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan     run the tests under the thread sanitizer"
+	@echo "  make test-multinode  test 2 and 3 machines, simulated by network namespaces with slow links (root)"
 	@echo "  make test-slurm    test with a real Slurm, as a one-machine cluster (root; installs slurm-wlm)"
 	@echo "  make test-fresh    run README's two commands on a minimal Debian 12, as root, container and user (root)"
 	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
@@ -69,6 +70,12 @@ test-tsan:
 	@$(MAKE) --no-print-directory PRESET=tsan build
 	@TSAN_OPTIONS=die_after_fork=0:ignore_noninstrumented_modules=1:report_thread_leaks=0 \
 	  ctest --test-dir build/tsan --output-on-failure --no-tests=error --label-exclude package
+
+test-multinode:
+	@scripts/setup build test
+	@$(MAKE) --no-print-directory configure
+	@cmake --build $(BUILD) --parallel $(JOBS) --target lockstep_cli multinode_probe
+	@tests/multinode/full $(CURDIR)/$(BUILD)
 
 test-slurm: build
 	@scripts/setup slurm

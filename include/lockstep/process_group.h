@@ -22,9 +22,10 @@ class ProcessGroup;
 enum class ReduceOp { Sum, Avg, Product, Min, Max, Band, Bor, Bxor };
 
 struct InitOptions {
-  // "shm", "gloo" or "auto". "auto" uses the environment variable LOCKSTEP_BACKEND if it is set; otherwise
-  // shared memory if all ranks can share it, Gloo if not. A backend that this build does not have is a
-  // UsageError.
+  // "shm", "hybrid", "gloo" or "auto". "auto" uses the environment variable LOCKSTEP_BACKEND if it is set;
+  // otherwise shared memory if all ranks are on one machine, shared memory inside the machines and Gloo
+  // between them ("hybrid") if they are on several, and Gloo alone if the ranks of a machine cannot share
+  // memory. A backend that this build does not have is a UsageError.
   std::string backend = "auto";
   // "env://" reads the environment variables of lockstep run, torchrun, Slurm, Open MPI or PMI, in this
   // order; without any of them, the world size is 1. "tcp://host:port": the ranks meet at this port of rank
@@ -83,7 +84,7 @@ class ProcessGroup {
   int local_world_size() const;  // the number of those ranks
   int node_rank() const;
   int num_nodes() const;
-  const std::string& backend() const;  // "shm" or "gloo"; "single" in a world of one
+  const std::string& backend() const;  // "shm", "hybrid" or "gloo"; "single" in a world of one
 
   // These calls block until they are complete on this rank.
 

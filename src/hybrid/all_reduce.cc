@@ -62,10 +62,10 @@ AllReduce::Exchange AllReduce::begin(Strip strip, size_t step) {
     if (m == topology().machine) continue;
     const int owner = exchange.strip.owners[m];
     auto& buffer = exchange.received[m] = take_buffer(bytes);
-    exchange.receiving[m] = receive(owner, 2 * step, {buffer.get(), bytes}, buffer);
+    exchange.receiving[m] = receive(owner, first_trip(step), {buffer.get(), bytes}, buffer);
     if (!in_two_trips(step)) continue;
     // Into the place of this rank's own sum: nothing arrives there before the owner has received that.
-    exchange.receiving_results[m] = receive(owner, 2 * step + 1, piece(part(exchange.strip, m, step)));
+    exchange.receiving_results[m] = receive(owner, second_trip(step), piece(part(exchange.strip, m, step)));
   }
   return exchange;
 }
@@ -82,7 +82,8 @@ void AllReduce::reduce_scatter(const Range& chunk) const {
 void AllReduce::send_share(Exchange& exchange, size_t step) const {
   for (int m = 0; m < topology().machines(); ++m) {
     if (m == topology().machine) continue;
-    exchange.sending[m] = send(exchange.strip.owners[m], 2 * step, piece(part(exchange.strip, m, step)));
+    exchange.sending[m] =
+        send(exchange.strip.owners[m], first_trip(step), piece(part(exchange.strip, m, step)));
   }
 }
 
@@ -119,7 +120,7 @@ void AllReduce::add(const Exchange& exchange) const {
 void AllReduce::send_result(Exchange& exchange, size_t step) const {
   for (int m = 0; m < topology().machines(); ++m) {
     if (m == topology().machine) continue;
-    exchange.sending_results[m] = send(exchange.strip.owners[m], 2 * step + 1, piece(exchange.mine));
+    exchange.sending_results[m] = send(exchange.strip.owners[m], second_trip(step), piece(exchange.mine));
   }
 }
 

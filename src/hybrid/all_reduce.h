@@ -45,6 +45,9 @@ class AllReduce final : public Operation {
   comm::Piece piece(const Range& range) const;
   // The same for all ranks.
   bool in_two_trips(size_t step) const;
+  // Numbers of the transfers. Consecutive ones may take different rails.
+  uint64_t first_trip(size_t step) const { return topology().machines() > 2 ? 2 * step : step; }
+  static uint64_t second_trip(size_t step) { return 2 * step + 1; }
   std::vector<Exchange>& exchanges_of(size_t step) { return under_way_[step % under_way_.size()]; }
   Exchange begin(Strip strip, size_t step);
   // What the owner on machine `m` adds.
