@@ -65,7 +65,7 @@ using CommHook = std::function<CommResult(GradBucket& bucket, ProcessGroup& grou
 namespace hooks {
 
 // Sends gradients as 16-bit numbers, which halves the bytes. They are divided before the conversion, so that
-// sums do not overflow.
+// sums do not overflow. On several machines, only what crosses the links between them is rounded.
 CommHook fp16_compress();
 CommHook bf16_compress();
 

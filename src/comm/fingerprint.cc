@@ -20,7 +20,8 @@ Fingerprint fingerprint_of(const Request& request, uint64_t number) {
                    .count = static_cast<int64_t>(request.count),
                    .root = request.root,
                    .kind = request.kind,
-                   .dtype = static_cast<int8_t>(request.dtype)};
+                   .dtype = static_cast<int8_t>(request.dtype),
+                   .wire = static_cast<int8_t>(request.wire)};
   if (pattern_of(request.kind).reduces) call.op = static_cast<uint8_t>(request.op);
   // Over Gloo, the pieces of an all-to-all have equal sizes, so the ranks must agree on their number of
   // elements.
@@ -39,6 +40,9 @@ std::string describe(const Fingerprint& call) {
                         .op = static_cast<ReduceOp>(call.op),
                         .root = call.root,
                         .count = static_cast<uint64_t>(call.count)};
+  const auto wire = static_cast<c10::ScalarType>(call.wire);
+  if (wire != c10::ScalarType::Undefined)
+    return fmt::format("{}, sent as {}", describe(facts), c10::toString(wire));
   if (call.kind != Kind::AllToAll) return describe(facts);
   return fmt::format("all_to_all of {} {}", call.count, c10::toString(facts.dtype));
 }
@@ -54,6 +58,7 @@ TransferPtr receive_fingerprint(Link& link, int from, int tag, const std::shared
 
 uint32_t digest(const Fingerprint& call) {
   const auto small = static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32 |
+                     static_cast<uint64_t>(static_cast<uint8_t>(call.wire)) << 24 |
                      static_cast<uint64_t>(call.kind) << 16 | static_cast<uint64_t>(call.op) << 8 |
                      static_cast<uint8_t>(call.dtype);
   return static_cast<uint32_t>(mixed(mixed(static_cast<uint64_t>(call.count)) + small) >> 40);

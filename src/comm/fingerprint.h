@@ -20,7 +20,7 @@ struct Fingerprint {
   Kind kind = Kind::Barrier;
   uint8_t op = kNoOp;
   int8_t dtype = 0;
-  uint8_t unused = 0;
+  int8_t wire = static_cast<int8_t>(c10::ScalarType::Undefined);
 
   bool operator==(const Fingerprint&) const = default;
 };

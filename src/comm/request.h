@@ -103,6 +103,9 @@ struct Request {
   Pieces take;
   // The pieces of `give` are adjacent in memory.
   bool give_is_contiguous = true;
+  // Of an all-reduce of Float with Sum or Avg, if the transport narrows(): how elements are rounded on their
+  // way between machines.
+  c10::ScalarType wire = c10::ScalarType::Undefined;
   std::chrono::milliseconds timeout{0};  // 0: the group's
   // The owner of what this rank gives, if that is one large tensor. A transport may move its memory.
   c10::intrusive_ptr<c10::StorageImpl> storage;

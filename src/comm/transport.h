@@ -32,6 +32,8 @@ class Transport {
   virtual bool carries(c10::Device device) const { return device.is_cpu(); }
   // Whether allocate() returns memory that is reduced without copying.
   virtual bool supplies_memory() const { return false; }
+  // Whether it can send an all-reduce of Float in this dtype between machines (Request::wire).
+  virtual bool narrows(c10::ScalarType /*wire*/) const { return false; }
   // Whether calls in progress advance faster if their caller polls them (Work::State::is_done).
   virtual bool needs_polling() const { return false; }
   // Whether requests must own the memory of their pieces (Request::keep) even if their caller waits: after a

@@ -1,4 +1,6 @@
 #include <fmt/format.h>
+#include <optional>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -6,6 +8,10 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/from_tensors.h"
+#include "comm/generation.h"
+#include "comm/group.h"
+#include "comm/work.h"
 
 namespace lockstep {
 
@@ -25,9 +31,28 @@ namespace hooks {
 
 namespace {
 
+// A transport for several machines that narrows gradients only between them, where bytes cost most: the sums
+// inside the machines stay exact.
+std::optional<CommResult> narrow_between_machines(GradBucket& bucket, ProcessGroup& group,
+                                                  at::ScalarType dtype) {
+  const auto& generation = comm::generation_of(group);
+  const auto whole = bucket.buffer.scalar_type();
+  const bool all_take_part = bucket.mean.participants() == group.world_size();
+  if (whole != at::kFloat || !all_take_part || !generation->transport->narrows(dtype)) return std::nullopt;
+  auto request = comm::all_reduce_of(bucket.buffer, ReduceOp::Avg);
+  request.wire = dtype;
+  request.keep.push_back(bucket.buffer);
+  auto work = comm::start(generation, {.request = std::move(request)});
+  return [buffer = bucket.buffer, work]() mutable {
+    work.wait();
+    return buffer;
+  };
+}
+
 // Divides first: a sum of many large gradients may exceed the range of a small type.
 CommHook compress(at::ScalarType dtype) {
   return [dtype](GradBucket& bucket, ProcessGroup& group) -> CommResult {
+    if (auto narrowed = narrow_between_machines(bucket, group, dtype)) return std::move(*narrowed);
     auto small = group.empty({bucket.buffer.numel()}, bucket.buffer.options().dtype(dtype));
     small.copy_(bucket.mean.divided(bucket.buffer));
     auto work = group.all_reduce_async(small);

@@ -20,6 +20,7 @@ constexpr size_t kOneTripBytes = size_t{16} << 10;
 AllReduce::AllReduce(const Paths& paths, Task task)
     : Operation(paths, std::move(task)),
       kernel_(shm::kernel_for(request().dtype, request().op)),
+      narrow_(narrow_to(request().wire)),
       chunks_(chunks_of(static_cast<int64_t>(request().give[0].bytes / element_bytes()), topology(),
                         element_bytes())),
       under_way_(kWindow + 1) {}
@@ -57,7 +58,8 @@ AllReduce::Exchange AllReduce::begin(Strip strip, size_t step) {
                     .receiving_results = std::vector<comm::TransferPtr>(machines),
                     .sending_results = std::vector<comm::TransferPtr>(machines)};
   exchange.mine = part(exchange.strip, topology().machine, step);
-  const size_t bytes = exchange.mine.count * element_bytes();
+  if (narrow_ != nullptr) exchange.narrowed = take_buffer(exchange.strip.range.count * wire_bytes());
+  const size_t bytes = exchange.mine.count * wire_bytes();
   for (int m = 0; m < topology().machines(); ++m) {
     if (m == topology().machine) continue;
     const int owner = exchange.strip.owners[m];
@@ -65,9 +67,16 @@ AllReduce::Exchange AllReduce::begin(Strip strip, size_t step) {
     exchange.receiving[m] = receive(owner, first_trip(step), {buffer.get(), bytes}, buffer);
     if (!in_two_trips(step)) continue;
     // Into the place of this rank's own sum: nothing arrives there before the owner has received that.
-    exchange.receiving_results[m] = receive(owner, second_trip(step), piece(part(exchange.strip, m, step)));
+    exchange.receiving_results[m] = receive(
+        owner, second_trip(step), on_the_way(exchange, part(exchange.strip, m, step)), exchange.narrowed);
   }
   return exchange;
+}
+
+Piece AllReduce::on_the_way(const Exchange& exchange, const Range& part) const {
+  if (narrow_ == nullptr) return piece(part);
+  return {exchange.narrowed.get() + (part.from - exchange.strip.range.from) * wire_bytes(),
+          part.count * wire_bytes()};
 }
 
 void AllReduce::reduce_scatter(const Range& chunk) const {
@@ -80,10 +89,16 @@ void AllReduce::reduce_scatter(const Range& chunk) const {
 }
 
 void AllReduce::send_share(Exchange& exchange, size_t step) const {
+  if (narrow_ != nullptr) {
+    const auto& strip = exchange.strip.range;
+    const auto ranks = static_cast<float>(topology().machine_of.size());
+    narrow_->narrow(exchange.narrowed.get(), floats(strip), strip.count,
+                    request().op == ReduceOp::Avg ? ranks : 1);
+  }
   for (int m = 0; m < topology().machines(); ++m) {
     if (m == topology().machine) continue;
-    exchange.sending[m] =
-        send(exchange.strip.owners[m], first_trip(step), piece(part(exchange.strip, m, step)));
+    exchange.sending[m] = send(exchange.strip.owners[m], first_trip(step),
+                               on_the_way(exchange, part(exchange.strip, m, step)), exchange.narrowed);
   }
 }
 
@@ -94,7 +109,7 @@ void AllReduce::back(size_t step) {
     for (const auto& transfer : exchange.receiving) wait(transfer);
     // The sum overwrites what was sent.
     for (const auto& transfer : exchange.sending) wait(transfer);
-    add(exchange);
+    add(exchange, step);
     if (in_two_trips(step)) send_result(exchange, step);
   }
   if (const auto previous = std::exchange(unfinished_, std::nullopt)) finish(*previous);
@@ -105,22 +120,30 @@ void AllReduce::back(size_t step) {
   }
 }
 
-void AllReduce::add(const Exchange& exchange) const {
-  const auto place = piece(exchange.mine);
-  if (place.bytes == 0) return;
-  c10::SmallVector<const void*, 8> sums;
-  for (int m = 0; m < topology().machines(); ++m) {
-    sums.push_back(m == topology().machine ? place.data : exchange.received[m].get());
+void AllReduce::add(const Exchange& exchange, size_t step) const {
+  if (exchange.mine.count == 0) return;
+  const int machines = topology().machines();
+  const auto own = on_the_way(exchange, exchange.mine);
+  c10::SmallVector<const std::byte*, 8> sums;
+  for (int m = 0; m < machines; ++m) {
+    sums.push_back(m == topology().machine ? own.data : exchange.received[m].get());
   }
-  void* const result = place.data;
-  kernel_(&result, 1, sums.data(), topology().machines(), exchange.mine.count,
+  if (narrow_ != nullptr) {
+    narrow_->add(floats(exchange.mine), sums.data(), machines, exchange.mine.count);
+    if (in_two_trips(step)) narrow_->narrow(own.data, floats(exchange.mine), exchange.mine.count, 1);
+    return;
+  }
+  void* const result = own.data;
+  const c10::SmallVector<const void*, 8> sources(sums.begin(), sums.end());
+  kernel_(&result, 1, sources.data(), machines, exchange.mine.count,
           static_cast<int>(topology().machine_of.size()));
 }
 
 void AllReduce::send_result(Exchange& exchange, size_t step) const {
   for (int m = 0; m < topology().machines(); ++m) {
     if (m == topology().machine) continue;
-    exchange.sending_results[m] = send(exchange.strip.owners[m], second_trip(step), piece(exchange.mine));
+    exchange.sending_results[m] = send(exchange.strip.owners[m], second_trip(step),
+                                       on_the_way(exchange, exchange.mine), exchange.narrowed);
   }
 }
 
@@ -129,6 +152,11 @@ void AllReduce::finish(size_t step) {
   for (const auto& exchange : exchanges) {
     for (const auto& transfer : exchange.receiving_results) wait(transfer);
     for (const auto& transfer : exchange.sending_results) wait(transfer);
+    // This rank's own part, too: all ranks have what the others received.
+    const auto& strip = exchange.strip.range;
+    if (narrow_ != nullptr && in_two_trips(step)) {
+      narrow_->widen(floats(strip), exchange.narrowed.get(), strip.count);
+    }
   }
   exchanges.clear();
   all_gather(chunks_[step]);

@@ -12,6 +12,9 @@
 // the fewest bytes, 2 (H - 1) / H of the strip for H machines. The second trip of a step overlaps with the
 // next step.
 //
+// If elements are narrowed on their way, every machine's sum is, including this one's: all ranks add the
+// same.
+//
 // Additions are always in the order of the ranks on a machine, then of the machines: all ranks have the same
 // bits, in every run.
 #pragma once
@@ -19,6 +22,7 @@
 #include <optional>
 #include <vector>
 
+#include "hybrid/narrow.h"
 #include "hybrid/operation.h"
 #include "hybrid/shares.h"
 #include "shm/kernels.h"
@@ -37,7 +41,8 @@ class AllReduce final : public Operation {
   // An exchange with the other owners of a strip; vectors by machine.
   struct Exchange {
     Strip strip;
-    Range mine;  // what is added here
+    Range mine;       // what is added here
+    Buffer narrowed;  // the strip as it is sent and received; null if elements are not narrowed
     std::vector<Buffer> received;
     std::vector<comm::TransferPtr> receiving, sending;
     std::vector<comm::TransferPtr> receiving_results, sending_results;
@@ -53,13 +58,18 @@ class AllReduce final : public Operation {
   // What the owner on machine `m` adds.
   Range part(const Strip& strip, int m, size_t step) const;
   void reduce_scatter(const Range& chunk) const;
+  // Where the bytes of a part are sent from, and where its result arrives.
+  comm::Piece on_the_way(const Exchange& exchange, const Range& part) const;
+  size_t wire_bytes() const { return narrow_ != nullptr ? narrow_->element_bytes : element_bytes(); }
+  float* floats(const Range& range) const { return reinterpret_cast<float*>(piece(range).data); }
   void send_share(Exchange& exchange, size_t step) const;
-  void add(const Exchange& exchange) const;
+  void add(const Exchange& exchange, size_t step) const;
   void send_result(Exchange& exchange, size_t step) const;
   void finish(size_t step);
   void all_gather(const Range& chunk) const;
 
   const shm::Kernel kernel_;
+  const Narrow* const narrow_;  // null: elements are sent as they are
   const std::vector<Range> chunks_;
   std::vector<std::vector<Exchange>> under_way_;  // by step, in turn
   std::optional<size_t> unfinished_;              // a step whose second trip is under way

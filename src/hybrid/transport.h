@@ -19,6 +19,7 @@
 #include "comm/store_control.h"
 #include "comm/transport.h"
 #include "hybrid/machine.h"
+#include "hybrid/narrow.h"
 #include "hybrid/operation.h"
 #include "hybrid/queue.h"
 #include "hybrid/topology.h"
@@ -33,6 +34,7 @@ class Transport final : public comm::Transport {
   ~Transport() override;
 
   bool averages(c10::ScalarType dtype) const override;
+  bool narrows(c10::ScalarType wire) const override { return narrow_to(wire) != nullptr; }
   bool supplies_memory() const override { return !machine_.alone(); }
   bool needs_owners() const override { return true; }
 

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/from_tensors.h"
 #include "comm/generation.h"
 #include "comm/group.h"
 #include "shm/reference.h"
@@ -114,6 +115,33 @@ TEST_P(HybridAllReduce, ManyAtOnce) {
       }
       EXPECT_TRUE(same(tensors[i], twice)) << i;
     }
+  });
+}
+
+// Rounded on their way only: the sums inside a machine are exact, and all ranks have the same bits.
+TEST_P(HybridAllReduce, NarrowedBetweenMachines) {
+  run([](ProcessGroup& group) {
+    const auto& generation = comm::generation_of(group);
+    for (const auto wire : {at::kHalf, at::kBFloat16}) {
+      EXPECT_TRUE(generation->transport->narrows(wire));
+      for (const auto count : kCounts) {
+        // The sums are too large for Half before they are divided.
+        auto tensor = group.empty({count}, at::kFloat);
+        tensor.copy_(at::sin(at::arange(count, at::kFloat) + group.rank()) * 50'000);
+        auto exact = tensor.clone();
+        group.all_reduce(exact, ReduceOp::Avg);
+        auto request = comm::all_reduce_of(tensor, ReduceOp::Avg);
+        request.wire = wire;
+        request.keep.push_back(tensor);
+        comm::start(generation, {.request = std::move(request)}).wait();
+        const double tolerance = wire == at::kHalf ? 1e-3 : 8e-3;
+        EXPECT_TRUE(at::allclose(tensor, exact, tolerance, tolerance * 50'000)) << wire << " " << count;
+        EXPECT_FALSE(same(tensor, exact));
+        for (const auto& other : group.all_gather(tensor))
+          EXPECT_TRUE(same(other, tensor)) << wire << " " << count;
+      }
+    }
+    EXPECT_FALSE(generation->transport->narrows(at::kDouble));
   });
 }
 
