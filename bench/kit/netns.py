@@ -32,6 +32,8 @@ def limit(namespace, device, mbit):
 class Machines:
     """`count` namespaces. A machine's link has `mbit` Mbit/s in each direction; its address is that of the first word."""
 
+    SUBNET = "10.77.0.0/24"
+
     def __init__(self, count):
         self.names = [f"{PREFIX}{machine}" for machine in range(count)]
 

@@ -57,7 +57,7 @@ def place_of(rank, world, machines):
 
 def run_ranks(command, world, seconds, env=None, cpus=None, machines=None):
     """Runs `command` as `world` ranks on this machine, or divided among machines; returns the JSON object that each
-    printed."""
+    printed, or None."""
     port = free_port()
     ranks, files = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def run_ranks(command, world, seconds, env=None, cpus=None, machines=None):
     if why:
         said = "".join(f"\n[rank {rank}] {text[1].strip()[-2000:]}" for rank, text in enumerate(texts) if text[1].strip())
         raise Failure(f"{' '.join(command)}: {why}{said}")
-    return [json.loads(text[0]) for text in texts]
+    return [json.loads(text[0]) if text[0].strip() else None for text in texts]
 
 
 def wait_for(ranks, seconds):

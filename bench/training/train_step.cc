@@ -55,6 +55,7 @@ struct Options {
   std::string model = "cnn";
   std::string wrap = "ddp";
   std::string backend = "auto";
+  std::string hook = "none";
   std::vector<std::string> kinds;
   int64_t rows = 0;
   int parts = 1;
@@ -105,6 +106,8 @@ class Trainer {
       ddp_.emplace(model_, group_,
                    lockstep::DdpOptions{.bucket_cap_mb = options.bucket_cap_mib,
                                         .gradient_as_bucket_view = options.bucket_view});
+      if (options.hook == "bf16") ddp_->register_comm_hook(lockstep::hooks::bf16_compress());
+      if (options.hook == "fp16") ddp_->register_comm_hook(lockstep::hooks::fp16_compress());
     } else if (options.wrap == "data_parallel") {
       data_parallel_.emplace(model_, lockstep::DataParallelOptions{.replicas = options.parts});
     }
@@ -228,6 +231,7 @@ nlohmann::json run(const Options& options) {
   }
   const auto gradients = gradient_memory(trainer.model());
 
+  const auto before = trainer.ddp() != nullptr ? trainer.ddp()->stats() : lockstep::DdpStats{};
   std::map<std::string, std::vector<double>> times, cpu;
   for (int turn = 0; turn < options.warmup + options.turns; ++turn) {
     for (const auto kind : order_of(kinds, turn)) {
@@ -237,6 +241,7 @@ nlohmann::json run(const Options& options) {
       cpu[name_of(kind)].push_back(cost.cpu_ms);
     }
   }
+  const auto after = trainer.ddp() != nullptr ? trainer.ddp()->stats() : lockstep::DdpStats{};
   group->barrier();
   const double share_mib = own_mib("smaps_rollup", "Pss");
   group->barrier();  // no rank exits while others measure the memory that they share with it
@@ -264,6 +269,8 @@ nlohmann::json run(const Options& options) {
           {"losses", losses},
           {"times_ms", times},
           {"cpu_ms", cpu},
+          {"communication_s", after.total_communication - before.total_communication},
+          {"exposed_s", after.total_exposed - before.total_exposed},
           {"peak_mib", own_mib("status", "VmHWM")},
           {"share_mib", share_mib}};
 }
@@ -279,7 +286,8 @@ int main(int argc, char** argv) {
                  "cnn, gpt, mlp, mingpt, resnet, or stack- followed by a number of parameters");
   app.add_option("--wrap", options.wrap, "ddp, data_parallel or none")
       ->check(CLI::IsMember({"ddp", "data_parallel", "none"}));
-  app.add_option("--backend", options.backend, "auto, gloo or shm");
+  app.add_option("--backend", options.backend, "auto, gloo, hybrid or shm");
+  app.add_option("--hook", options.hook, "with ddp: none, bf16 or fp16")->check(CLI::IsMember({"none", "bf16", "fp16"}));
   app.add_option("--kinds", options.kinds, "kinds of step; default: all that are possible")->delimiter(',');
   app.add_option("--rows", options.rows, "rows of a rank's batch; 0: the model's default")
       ->check(CLI::NonNegativeNumber);

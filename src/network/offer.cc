@@ -114,7 +114,12 @@ nlohmann::json to_json(const Local& local) {
 }
 
 Local local_from_json(const nlohmann::json& json) {
-  return {.interface = json.at(0), .address = json.at(1), .routed = json.at(2)};
+  // One by one: GCC 12 destroys members of an aggregate twice if a later initialiser throws.
+  Local local;
+  local.interface = json.at(0);
+  local.address = json.at(1);
+  local.routed = json.at(2);
+  return local;
 }
 
 }  // namespace
@@ -209,12 +214,18 @@ nlohmann::json to_json(const Offer& offer) {
 }
 
 Offer offer_from_json(const nlohmann::json& json) {
-  Offer offer{.variable = json.at("variable"),
-              .reached = json.at("reached"),
-              .at_master = json.at("at_master"),
-              .problem = {json.at("problem").at(0), json.at("problem").at(1), json.at("problem").at(2)}};
-  for (const auto& rail : json.at("rails"))
-    offer.rails.push_back({local_from_json(rail.at(0)), local_from_json(rail.at(1))});
+  Offer offer;
+  offer.variable = json.at("variable");
+  offer.reached = json.at("reached");
+  offer.at_master = json.at("at_master");
+  offer.problem.what = json.at("problem").at(0);
+  offer.problem.evidence = json.at("problem").at(1);
+  offer.problem.hint = json.at("problem").at(2);
+  for (const auto& rail : json.at("rails")) {
+    auto& added = offer.rails.emplace_back();
+    added.v4 = local_from_json(rail.at(0));
+    added.v6 = local_from_json(rail.at(1));
+  }
   for (const auto& local : json.at("locals")) offer.locals.push_back(local_from_json(local));
   return offer;
 }

@@ -62,18 +62,21 @@ RankFacts decode_facts(const std::string& text) {
   try {
     const auto json = nlohmann::json::parse(text);
     if (json.at("lockstep") == kFactsVersion) {
-      return {.rank = json.at("rank"),
-              .world_size = json.at("world_size"),
-              .host = json.at("host"),
-              .machine = json.at("machine"),
-              .loopback = json.at("loopback"),
-              .pid_namespace = json.at("pid_namespace"),
-              .pid = json.at("pid"),
-              .cpus = json.at("cpus"),
-              .network = network::offer_from_json(json.at("network")),
-              .backend = json.at("backend"),
-              .no_shm = json.at("no_shm"),
-              .own_seed = json.at("own_seed")};
+      // One by one: GCC 12 destroys members of an aggregate twice if a later initialiser throws.
+      RankFacts facts;
+      facts.rank = json.at("rank");
+      facts.world_size = json.at("world_size");
+      facts.host = json.at("host");
+      facts.machine = json.at("machine");
+      facts.loopback = json.at("loopback");
+      facts.pid_namespace = json.at("pid_namespace");
+      facts.pid = json.at("pid");
+      facts.cpus = json.at("cpus");
+      facts.network = network::offer_from_json(json.at("network"));
+      facts.backend = json.at("backend");
+      facts.no_shm = json.at("no_shm");
+      facts.own_seed = json.at("own_seed");
+      return facts;
     }
   } catch (const nlohmann::json::exception&) {
     // Reported below, like any other version.

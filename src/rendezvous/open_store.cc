@@ -128,7 +128,9 @@ struct Notice {
   static Notice decode(const std::string& text) {
     try {
       const auto json = nlohmann::json::parse(text);
-      Notice notice{.machine = json.at("machine"), .token = json.at("token")};
+      Notice notice;
+      notice.machine = json.at("machine");
+      notice.token = json.at("token");
       notice.nearby.name = json.at("name");
       notice.why_not_afar = json.at("why_no_host");
       notice.afar = store::Address::anywhere(json.at("host"), json.at("port"));

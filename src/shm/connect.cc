@@ -82,8 +82,8 @@ Endpoint::Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_si
       messages_arena_(std::make_shared<Arena>(segment_)),
       mine_(words_in(*segment_, lane_, world_size)),
       mine_in_other_lane_(words_in(*segment_, other(lane_), world_size)),
-      mesh_(std::make_shared<Mesh>(std::move(store), rank, world_size, names_, segment_,
-                                   memory_->shared_segment())) {}
+      mesh_(std::make_shared<Mesh>(std::move(store), rank, world_size, segment_, memory_->shared_segment(),
+                                   names_)) {}
 
 Endpoint::Endpoint(const Endpoint& data, Lane lane)
     : rank_(data.rank_),

@@ -399,11 +399,11 @@ class Mesh::Connector {
   std::chrono::milliseconds pause_{1};
 };
 
-Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
-           std::shared_ptr<Segment> segment, std::shared_ptr<Segment> memory)
+Mesh::Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
+           std::shared_ptr<Segment> memory, std::optional<RankNames> names)
     : store_(std::move(store)),
       rank_(rank),
-      names_(std::move(names)),
+      names_(names.value_or(RankNames(world_size))),
       token_(base::make_nonce()),
       peers_(world_size) {
   // Before the socket uses a descriptor: without one, the machine could not be identified.

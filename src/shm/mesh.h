@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,8 @@ class Mesh {
  public:
   // Listens, and publishes its address in the store as "shm/<rank>". Does not wait for the other ranks.
   // `store` must be used by this group only (a PrefixStore). Throws SystemError.
-  Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
-       std::shared_ptr<Segment> segment, std::shared_ptr<Segment> memory);
+  Mesh(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::shared_ptr<Segment> segment,
+       std::shared_ptr<Segment> memory, std::optional<RankNames> names = std::nullopt);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
   ~Mesh();

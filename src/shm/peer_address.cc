@@ -26,7 +26,8 @@ std::string encode(const PeerAddress& address) {
 PeerAddress decode(const std::string& text) {
   try {
     const auto json = nlohmann::json::parse(text);
-    PeerAddress address{.layout_version = json.at("layout")};
+    PeerAddress address;
+    address.layout_version = json.at("layout");
     if (address.layout_version == kLayoutVersion) {
       address.facts = rendezvous::decode_facts(json.at("facts"));
       address.socket_name = json.at("socket");
