@@ -33,6 +33,7 @@ class Machines:
     """`count` namespaces. A machine's link has `mbit` Mbit/s in each direction; its address is that of the first word."""
 
     SUBNET = "10.77.0.0/24"
+    INTERFACE = "link0"
 
     def __init__(self, count):
         self.names = [f"{PREFIX}{machine}" for machine in range(count)]
@@ -58,10 +59,10 @@ def machines(count, mbit):
         command("ip", "-n", SWITCH, "link", "set", "switch", "up")
         for machine, name in enumerate(made.names):
             port = f"port{machine}"
-            command("ip", "link", "add", "link0", "netns", name, "type", "veth", "peer", "name", port, "netns", SWITCH)
+            command("ip", "link", "add", Machines.INTERFACE, "netns", name, "type", "veth", "peer", "name", port, "netns", SWITCH)
             command("ip", "-n", SWITCH, "link", "set", port, "master", "switch")
-            command("ip", "-n", name, "addr", "add", f"{made.address(machine)}/24", "dev", "link0")
-            for namespace, device in ((name, "link0"), (SWITCH, port)):
+            command("ip", "-n", name, "addr", "add", f"{made.address(machine)}/24", "dev", Machines.INTERFACE)
+            for namespace, device in ((name, Machines.INTERFACE), (SWITCH, port)):
                 command("ip", "-n", namespace, "link", "set", device, "up")
                 limit(namespace, device, mbit)
         yield made

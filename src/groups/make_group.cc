@@ -25,6 +25,8 @@
 #include "rendezvous/rails.h"
 #include "shm/control.h"
 #include "shm_c10d/backend.h"
+#include "wires/connect.h"
+#include "wires/link.h"
 
 namespace lockstep::groups {
 
@@ -153,19 +155,34 @@ hybrid::Machine::Endpoints connect_machine(ProcessGroup::Impl& group, const hybr
   return endpoints;
 }
 
-void connect_hybrid(ProcessGroup::Impl& group, base::Deadline deadline) {
-  const hybrid::Topology topology(group.rank, group.ranks);
-  auto endpoints = connect_machine(group, topology, deadline);
+// Gloo's messages and, between the first ranks of the machines, wires for small ones.
+std::shared_ptr<comm::Link> make_link(ProcessGroup::Impl& group, const hybrid::Topology& topology,
+                                      c10::intrusive_ptr<c10d_backend> gloo, base::Deadline deadline) {
   struct GlooLink {
     explicit GlooLink(c10::intrusive_ptr<c10d_backend> connected) : gloo(std::move(connected)), link(*gloo) {}
     c10::intrusive_ptr<c10d_backend> gloo;
     gloo::Link link;
   };
+  const auto owner = std::make_shared<GlooLink>(std::move(gloo));
+  std::shared_ptr<comm::Link> link(owner, &owner->link);
+  if (!topology.is_leader()) return link;
+  const auto leaders = topology.leaders();
+  const auto address = rails_of(group.rank, group.ranks).addresses.front();
+  auto connected = wires::connect(*group.store, leaders, group.rank, address, deadline);
+  std::vector<base::Fd> sockets(group.world_size);
+  for (size_t i = 0; i < leaders.size(); ++i) sockets[leaders[i]] = std::move(connected[i]);
+  return std::make_shared<wires::Link>(std::move(sockets), std::move(link), group.timeout);
+}
+
+void connect_hybrid(ProcessGroup::Impl& group, base::Deadline deadline) {
+  const hybrid::Topology topology(group.rank, group.ranks);
+  auto endpoints = connect_machine(group, topology, deadline);
   connect_gloo(group, deadline, [&](c10::intrusive_ptr<c10d_backend> gloo) {
-    const auto link = std::make_shared<GlooLink>(std::move(gloo));
-    group.make_c10d = [raw = link.get()] { return raw->gloo; };
-    auto transport = std::make_shared<hybrid::Transport>(group, topology, std::move(endpoints),
-                                                         std::shared_ptr<comm::Link>(link, &link->link));
+    // The link owns the backend.
+    group.make_c10d = [raw = gloo.get()] { return c10::intrusive_ptr<c10d_backend>::reclaim_copy(raw); };
+    auto link = make_link(group, topology, std::move(gloo), deadline);
+    auto transport =
+        std::make_shared<hybrid::Transport>(group, topology, std::move(endpoints), std::move(link));
     use_store_control(group, *transport);
     group.transport = std::move(transport);
   });

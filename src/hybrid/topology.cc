@@ -22,6 +22,12 @@ Topology::Topology(int own_rank, const std::vector<rendezvous::RankFacts>& ranks
   local = local_of.at(rank);
 }
 
+std::vector<int> Topology::leaders() const {
+  std::vector<int> ranks;
+  for (const auto& each : ranks_of) ranks.push_back(each.front());
+  return ranks;
+}
+
 int64_t Topology::messages_in_a_chunk() const {
   size_t most = 1;
   for (const auto& ranks : ranks_of) most = std::max(most, ranks.size());

@@ -18,6 +18,7 @@ struct Topology {
   // The first rank of a machine speaks for it.
   bool is_leader() const { return local == 0; }
   int leader_of(int m) const { return ranks_of[m].front(); }
+  std::vector<int> leaders() const;
   // The rank on machine `m` through which the machine exchanges bytes with `other`: other local ranks of the
   // other machine have other partners, so that all ranks feed the link. It is `other` itself on its own
   // machine.

@@ -15,14 +15,8 @@ namespace lockstep::hybrid {
 
 namespace {
 
-std::vector<int> leaders(const Topology& topology) {
-  std::vector<int> ranks;
-  for (int m = 0; m < topology.machines(); ++m) ranks.push_back(topology.leader_of(m));
-  return ranks;
-}
-
 std::unique_ptr<comm::Agreement> agreement_of(const Topology& topology) {
-  return topology.is_leader() ? comm::Agreement::among(leaders(topology), topology.rank) : nullptr;
+  return topology.is_leader() ? comm::Agreement::among(topology.leaders(), topology.rank) : nullptr;
 }
 
 // Whether this rank knows of another rank that ended or failed before. If so, an error of a rank on this
