@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
@@ -24,9 +25,9 @@ using base::Deadline;
 using base::Fd;
 
 constexpr size_t kSecretBytes = 32;
-// For the first bytes of a connection. A stranger that sends none delays the ranks no longer.
-constexpr auto kHelloTime = 2s;
 constexpr std::chrono::milliseconds kSlice = 20ms;
+// Connections that have not said yet whose they are. The oldest makes room for a new one.
+constexpr size_t kMostGuests = 256;
 
 // The first bytes on a connection.
 struct Hello {
@@ -36,19 +37,48 @@ struct Hello {
 
 std::string key_of(int rank) { return fmt::format("wires/{}", rank); }
 
-bool receive_all(const Fd& socket, void* data, size_t bytes, Deadline deadline) {
-  auto* to = static_cast<char*>(data);
-  while (bytes > 0) {
-    pollfd waiting{socket.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, deadline.poll_timeout()) <= 0) return false;
-    const auto got = ::recv(socket.get(), to, bytes, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (got <= 0) return false;
-    to += got;
-    bytes -= static_cast<size_t>(got);
+// Accepts connections, without waiting for any single one.
+class Reception {
+ public:
+  explicit Reception(const Fd& listener) : listener_(listener) {}
+
+  // Waits a moment for connections and their first bytes. Calls `welcome` with each that is complete.
+  template <class Welcome>
+  void attend(Deadline deadline, const Welcome& welcome) {
+    std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
+    for (const auto& guest : guests_) polled.push_back({guest.socket.get(), POLLIN, 0});
+    if (::poll(polled.data(), polled.size(), deadline.poll_timeout(kSlice)) <= 0) return;
+    std::erase_if(guests_, [&](Guest& guest) { return hear(guest, welcome); });
+    if (polled.front().revents == 0) return;
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    if (guests_.size() == kMostGuests) guests_.erase(guests_.begin());
+    guests_.push_back({.socket = std::move(socket)});
   }
-  return true;
-}
+
+ private:
+  struct Guest {
+    Fd socket;
+    Hello hello = {};
+    size_t heard = 0;  // bytes
+  };
+
+  // Returns whether nothing more is expected.
+  template <class Welcome>
+  static bool hear(Guest& guest, const Welcome& welcome) {
+    const auto got = ::recv(guest.socket.get(), reinterpret_cast<char*>(&guest.hello) + guest.heard,
+                            sizeof guest.hello - guest.heard, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (got <= 0) return true;
+    guest.heard += static_cast<size_t>(got);
+    if (guest.heard < sizeof guest.hello) return false;
+    welcome(guest.hello, std::move(guest.socket));
+    return true;
+  }
+
+  const Fd& listener_;
+  std::vector<Guest> guests_;
+};
 
 Fd connect_to(const std::string& text, int rank, Deadline deadline) {
   const auto there = nlohmann::json::parse(text);
@@ -70,6 +100,8 @@ std::vector<Fd> connect(rendezvous::KeyStore& store, const std::vector<int>& ran
                         const std::string& address, Deadline deadline) {
   const auto mine = std::find(ranks.begin(), ranks.end(), rank);
   const Fd listener = base::listen_on(base::Reach::Everyone, 0);
+  // A connection may be gone before it is accepted.
+  ::fcntl(listener.get(), F_SETFL, ::fcntl(listener.get(), F_GETFL) | O_NONBLOCK);
   const auto secret = base::make_nonce();
   const auto meeting = store.until(deadline);
   meeting->write(
@@ -82,6 +114,7 @@ std::vector<Fd> connect(rendezvous::KeyStore& store, const std::vector<int>& ran
     sockets[other - ranks.begin()] = connect_to(text, rank, deadline);
   }
   auto missing = ranks.end() - mine - 1;
+  Reception reception(listener);
   while (missing > 0) {
     if (deadline.expired()) {
       throw TimeoutError(base::compose({.what = "not all machines connected",
@@ -92,17 +125,14 @@ std::vector<Fd> connect(rendezvous::KeyStore& store, const std::vector<int>& ran
     if (meeting->failure() || !meeting->ended(store::Ending::Lost).empty()) {
       throw PeerLostError("a rank ended while the machines were connecting");
     }
-    pollfd waiting{listener.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, deadline.poll_timeout(kSlice)) <= 0) continue;
-    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    Hello hello{};
-    if (!socket || !receive_all(socket, &hello, sizeof hello, Deadline::in(kHelloTime))) continue;
-    const auto from = std::find(mine + 1, ranks.end(), hello.rank);
-    if (std::memcmp(hello.secret.data(), secret.data(), kSecretBytes) != 0 || from == ranks.end()) continue;
-    auto& place = sockets[from - ranks.begin()];
-    if (place) continue;
-    place = std::move(socket);
-    --missing;
+    reception.attend(deadline, [&](const Hello& hello, Fd socket) {
+      const auto from = std::find(mine + 1, ranks.end(), hello.rank);
+      if (std::memcmp(hello.secret.data(), secret.data(), kSecretBytes) != 0 || from == ranks.end()) return;
+      auto& place = sockets[from - ranks.begin()];
+      if (place) return;
+      place = std::move(socket);
+      --missing;
+    });
   }
   for (const auto& socket : sockets) {
     if (socket) base::prepare_for_messages(socket);
