@@ -19,7 +19,7 @@ namespace lockstep::rendezvous {
 
 namespace {
 
-constexpr int kFactsVersion = 3;
+constexpr int kFactsVersion = 4;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -41,11 +41,19 @@ RankFacts facts_of_this_process(int rank, int world_size) {
 }
 
 std::string encode_facts(const RankFacts& facts) {
-  return nlohmann::json{
-      {"lockstep", kFactsVersion}, {"rank", facts.rank},       {"world_size", facts.world_size},
-      {"host", facts.host},        {"machine", facts.machine}, {"pid_namespace", facts.pid_namespace},
-      {"pid", facts.pid},          {"cpus", facts.cpus},       {"address", facts.address},
-      {"backend", facts.backend},  {"no_shm", facts.no_shm},   {"own_seed", facts.own_seed}}
+  return nlohmann::json{{"lockstep", kFactsVersion},
+                        {"rank", facts.rank},
+                        {"world_size", facts.world_size},
+                        {"host", facts.host},
+                        {"machine", facts.machine},
+                        {"pid_namespace", facts.pid_namespace},
+                        {"pid", facts.pid},
+                        {"cpus", facts.cpus},
+                        {"address", facts.address},
+                        {"backend", facts.backend},
+                        {"no_shm", facts.no_shm},
+                        {"own_seed", facts.own_seed},
+                        {"cuda_devices", facts.cuda_devices}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -63,7 +71,8 @@ RankFacts decode_facts(const std::string& text) {
               .address = json.at("address"),
               .backend = json.at("backend"),
               .no_shm = json.at("no_shm"),
-              .own_seed = json.at("own_seed")};
+              .own_seed = json.at("own_seed"),
+              .cuda_devices = json.at("cuda_devices")};
     }
   } catch (const nlohmann::json::exception&) {
     // Reported below, like any other version.
