@@ -154,8 +154,8 @@ void Transport::note_wait(std::function<bool()> reached) {
 void Transport::connect() {
   auto backend = engine_.connect();
   const std::lock_guard lock(mutex_);
-  backend_ = std::move(backend);
   watcher_ = std::thread([this] { watch(); });
+  backend_ = std::move(backend);
 }
 
 bool Transport::is_idle() {

@@ -9,6 +9,7 @@
 
 #include <lockstep/lockstep.h>
 
+#include "launch/limits.h"
 #include "nccl/nccl_like.h"
 #include "nccl/net.h"
 #include "support/message_of.h"
@@ -103,6 +104,23 @@ TEST(NcclTransport, ComplexNumbersAreAddedAsPairs) {
     EXPECT_EQ(seen.tensors[0].scalar_type(), at::kDouble);
     EXPECT_EQ(tensor[2].item<c10::complex<double>>(), c10::complex<double>(2, 1));
     EXPECT_THROW(group.all_reduce(tensor, ReduceOp::Product), UsageError);
+  });
+}
+
+// LibTorch's own backend says that there are no devices, when it is created.
+TEST(NcclTransport, WithoutADeviceTheErrorSaysSo) {
+  if (!nccl::has_nccl()) GTEST_SKIP() << "this LibTorch was built without NCCL";
+  if (launch::available_gpus() > 0) GTEST_SKIP() << "there are GPUs";
+  run_ranks(2, "shm", [](ProcessGroup& parent) {
+    NcclLikeGroup real(parent);
+    auto& impl = *comm::generation_of(*real.group);
+    const c10::Device device(c10::kCPU);
+    impl.transport = std::make_shared<nccl::Transport>(
+        impl, device,
+        nccl::make_engine(impl.store->under("nccl"), impl.rank, impl.world_size, impl.timeout, device));
+    const auto message = message_of<Error>([&] { real.group->all_reduce(at::ones({4})); });
+    EXPECT_THAT(message, HasSubstr("all_reduce of 4 Float, Sum failed"));
+    EXPECT_THAT(message, HasSubstr("no GPUs found"));
   });
 }
 
