@@ -21,7 +21,7 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
 .PHONY: help setup configure build demo test install install-python format format-check lint clean test-asan \
-  test-tsan test-multinode test-slurm test-fresh check-compilers fuzz bench bench-heap
+  test-tsan test-multinode test-slurm test-fresh check-compilers check-cuda fuzz bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -32,6 +32,7 @@ help:
 	@echo "  make test-slurm    test with a real Slurm, as a one-machine cluster (root; installs slurm-wlm)"
 	@echo "  make test-fresh    run README's two commands on a minimal Debian 12, as root, container and user (root)"
 	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
+	@echo "  make check-cuda    compile with LibTorch for CUDA and NCCL on a Debian 13, and run what needs no GPU (root)"
 	@echo "  make fuzz          fuzz the readers of files and messages with libFuzzer (FUZZ_SECONDS=600 per target)"
 	@echo "  make bench         compare with PyTorch and Open MPI, with a report (bench/results; less than two hours)"
 	@echo "  make bench-heap    measure the effect of the heap settings (docs/tuning.md)"
@@ -90,6 +91,10 @@ test-fresh:
 check-compilers:
 	@scripts/setup build clang
 	@scripts/check-compilers $(COMPILERS)
+
+# Needs 14 GB of disk, and an hour or two for the first time.
+check-cuda:
+	@scripts/check-cuda
 
 # FUZZ_TARGETS: the targets to run; default: all. Uses a separate configuration, with clang.
 fuzz:

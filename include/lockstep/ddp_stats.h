@@ -1,4 +1,5 @@
-// The cost of averaging the gradients.
+// The cost of averaging the gradients. For gradients on a CUDA device, these are times of the host, which
+// only queues the work: they do not show how much of it the device hides behind computation.
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <lockstep/c10d_fwd.h>
@@ -22,10 +23,12 @@ class ProcessGroup;
 enum class ReduceOp { Sum, Avg, Product, Min, Max, Band, Bor, Bxor };
 
 struct InitOptions {
-  // "shm", "hybrid", "gloo" or "auto". "auto" uses the environment variable LOCKSTEP_BACKEND if it is set;
-  // otherwise shared memory if all ranks are on one machine, shared memory inside the machines and Gloo
+  // "shm", "hybrid", "gloo", "nccl" or "auto". "auto" uses the environment variable LOCKSTEP_BACKEND if it is
+  // set; otherwise shared memory if all ranks are on one machine, shared memory inside the machines and Gloo
   // between them ("hybrid") if they are on several, and Gloo alone if the ranks of a machine cannot share
-  // memory. A backend that this build does not have is a UsageError.
+  // memory. If this LibTorch has NCCL and every rank a CUDA device of its own, "auto" also carries CUDA
+  // tensors, over NCCL; "nccl" is the same, but without such devices a UsageError (docs/cuda.md). So is a
+  // backend that this build does not have.
   std::string backend = "auto";
   // "env://" reads the environment variables of lockstep run, torchrun, Slurm, Open MPI or PMI, in this
   // order; without any of them, the world size is 1. "tcp://host:port": the ranks meet at this port of rank
@@ -84,9 +87,16 @@ class ProcessGroup {
   int local_world_size() const;  // the number of those ranks
   int node_rank() const;
   int num_nodes() const;
-  const std::string& backend() const;  // "shm", "hybrid" or "gloo"; "single" in a world of one
+  // "shm", "gloo" or "hybrid", followed by "+nccl" if the group carries CUDA tensors; "single" in a world of
+  // one.
+  const std::string& backend() const;
+  // The device of this rank, for module->to(group->device()): with NCCL, the CUDA device of its local rank,
+  // otherwise the CPU. init_process_group makes it the calling thread's current device.
+  at::Device device() const;
 
-  // These calls block until they are complete on this rank.
+  // These calls block until they are complete on this rank. With CUDA tensors they return at once, as in
+  // PyTorch: what is queued on the current stream afterwards, and what reads from the device, sees the
+  // results.
 
   // In place: every rank receives the reduction over all ranks.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
@@ -142,7 +152,7 @@ class ProcessGroup {
   // ranks when they next wait for this one. For a rank that cannot continue, so that the others do not wait
   // until the timeout.
   void poison(const Error& why);
-  // The c10d backend of this group, for code that uses c10d.
+  // The c10d backend of this group for tensors on the CPU, for code that uses c10d.
   c10::intrusive_ptr<c10d_backend> c10d() const;
 
  private:

@@ -20,9 +20,10 @@ namespace lockstep {
 // clone of a converted module is not converted.
 //
 // Throws UsageError for a null module or group, and for a layer with neither weights nor running statistics,
-// by which it could be recognized; MismatchError if the layers differ between the ranks. CPU only. If a
-// rank's batch has exactly one value per channel, LibTorch itself throws before lockstep is called, even if
-// the other ranks have more.
+// by which it could be recognized, or on a device that is neither the CPU nor CUDA; MismatchError if the
+// layers differ between the ranks. On a CUDA device, each layer waits for the device: its statistics are
+// combined on the CPU. If a rank's batch has exactly one value per channel, LibTorch itself throws before
+// lockstep is called, even if the other ranks have more.
 void convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module,
                             const std::shared_ptr<ProcessGroup>& group = default_group());
 // For a module that no shared_ptr owns (`Net model;`). It must outlive its training passes.

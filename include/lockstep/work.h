@@ -20,10 +20,10 @@ class [[nodiscard]] Work {
   Work() = default;  // refers to no call; is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  // Blocks until the call is complete on this rank. Throws the error of the call; every further wait() throws
-  // it again.
+  // Blocks until the call is complete on this rank; for CUDA tensors, makes the current stream wait instead.
+  // Throws the error of the call; every further wait() throws it again.
   void wait();
-  // True once wait() would not block.
+  // True once the call is complete: wait() would not block.
   bool is_done() const;
   // Waits, then returns the tensors that the call created (all_gather, gather); empty for other calls.
   std::vector<at::Tensor> result();

@@ -16,7 +16,7 @@ namespace {
 constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_LOG", "warn", "lowest level that is logged to stderr: debug, info, warn, error or off"},
     Knob{"LOCKSTEP_BACKEND", "auto",
-         "backend of programs whose InitOptions::backend is \"auto\": auto, shm, gloo or hybrid"},
+         "backend of programs whose InitOptions::backend is \"auto\": auto, shm, gloo, hybrid or nccl"},
     Knob{"LOCKSTEP_MACHINE", "none",
          "ranks with different values are treated as being on different machines, to try that on one"},
     Knob{"LOCKSTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME, else the interface that routes to the master",

@@ -27,6 +27,7 @@
 #include "base/host.h"
 #include "cli/report.h"
 #include "groups/make_group.h"
+#include "nccl/engine.h"
 #include "network/offer.h"
 #include "rendezvous/identity.h"
 #include "shm/kernels.h"
@@ -154,11 +155,14 @@ void backends(Report& report) {
   report.problem("no backend can connect several processes: this LibTorch was built without Gloo",
                  "use a LibTorch with Gloo: Debian's libtorch-dev, or one from pytorch.org");
 #endif
-#ifdef USE_C10D_NCCL
-  add("nccl", true, "part of this LibTorch");
-#else
-  add("nccl", false, "this LibTorch was built without NCCL");
-#endif
+  if (nccl::has_nccl()) {
+    const auto devices = static_cast<int64_t>(nccl::visible_devices().size());
+    add("nccl", true,
+        fmt::format("part of this LibTorch; this process sees {}",
+                    count(devices, "CUDA device", "CUDA devices")));
+  } else {
+    add("nccl", false, "this LibTorch was built without NCCL");
+  }
 }
 
 std::string simd_level() {

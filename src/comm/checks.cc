@@ -11,6 +11,18 @@
 
 namespace lockstep::comm {
 
+namespace {
+
+void check_same_device(const ProcessGroup::Impl& group, const char* name, const at::Tensor& a,
+                       const at::Tensor& b) {
+  if (a.device() == b.device()) return;
+  refuse(group, name,
+         fmt::format("its tensors are on different devices: {} and {}", a.device().str(), b.device().str()),
+         "move one of them");
+}
+
+}  // namespace
+
 void refuse(const ProcessGroup::Impl& group, const char* name, const std::string& evidence,
             const std::string& hint) {
   throw UsageError(
@@ -20,14 +32,29 @@ void refuse(const ProcessGroup::Impl& group, const char* name, const std::string
                      .hint = hint}));
 }
 
+DeviceRefusal refusal_of(const ProcessGroup::Impl& group, c10::Device device) {
+  const auto& own = group.device;
+  if (device.type() == own.type() && !own.is_cpu()) {
+    return {fmt::format("the device of this rank is {}", own.str()),
+            "use the device that group->device() returns: module->to(group->device())"};
+  }
+  const auto evidence = fmt::format("backend {} does not support this device", group.backend);
+  if (device.is_cuda() && !group.no_cuda.evidence.empty()) {
+    return {fmt::format("{}: {}", evidence, group.no_cuda.evidence),
+            fmt::format("{}; or use the CPU", group.no_cuda.hint)};
+  }
+  return {evidence, group.transport->carries(c10::kCPU) ? "move it to the CPU first"
+                                                        : fmt::format("move it to {} first", own.str())};
+}
+
 void check_tensor(const ProcessGroup::Impl& group, const char* name, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(group, name, "a tensor is undefined", "give it a value first");
   if (tensor.layout() != at::kStrided) refuse(group, name, "a tensor is sparse", "call to_dense() first");
-  if (!group.transport->carries(tensor.device())) {
-    refuse(group, name,
-           fmt::format("a tensor is on {}, a device that backend {} does not support", tensor.device().str(),
-                       group.backend),
-           "move it to the CPU first");
+  const auto device = tensor.device();
+  if (!group.transport->carries(device)) {
+    const auto refusal = refusal_of(group, device);
+    refuse(group, name, fmt::format("a tensor is on {}, and {}", device.str(), refusal.evidence),
+           refusal.hint);
   }
 }
 
@@ -83,6 +110,7 @@ void check_sizes(const ProcessGroup::Impl& group, const char* name, const at::Te
                        c10::toString(small.scalar_type())),
            "convert one of them");
   }
+  check_same_device(group, name, large, small);
   if (large.numel() != small.numel() * group.world_size) {
     refuse(group, name,
            fmt::format("the larger tensor has {} elements, the smaller {}", large.numel(), small.numel()),
@@ -92,6 +120,7 @@ void check_sizes(const ProcessGroup::Impl& group, const char* name, const at::Te
 
 void check_alike(const ProcessGroup::Impl& group, const char* name, const at::Tensor& output,
                  const at::Tensor& input) {
+  check_same_device(group, name, input, output);
   if (input.numel() == output.numel() && input.scalar_type() == output.scalar_type()) return;
   refuse(group, name,
          fmt::format("an input has {} {} elements, the output {} {}", input.numel(),

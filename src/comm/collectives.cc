@@ -51,8 +51,9 @@ class Tensorial {
   static at::TensorOptions plain_like(const at::Tensor& tensor) {
     return tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous);
   }
+  // A device executes the call after it has returned.
   void keep(const at::Tensor& tensor) {
-    if (when_ == Returns::AtOnce) kept_.push_back(tensor);
+    if (when_ == Returns::AtOnce || !tensor.device().is_cpu()) kept_.push_back(tensor);
   }
   at::Tensor copied_back(const at::Tensor& tensor, at::Tensor landed) {
     kept(landed);

@@ -16,6 +16,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include <lockstep/c10d.h>
 #include <lockstep/process_group.h>
 
@@ -42,10 +44,17 @@ struct ProcessGroup::Impl {
   const pid_t made_by = ::getpid();
   const uint64_t generation = next_generation();
   std::string name;     // for messages: "the default group", "group 2 of ranks 0, 3"
-  std::string backend;  // the name of the transport: "shm", "gloo"; "single" in a world of one
+  std::string backend;  // the name of the transport: "shm", "gloo+nccl"; "single" in a world of one
   int rank = 0;
   int world_size = 1;
   rendezvous::Placement placement;
+  // The device of this rank besides the CPU; kCPU if there is none.
+  c10::Device device = c10::kCPU;
+  // Why the group cannot use CUDA tensors, and what to do about it; empty if it can.
+  struct Why {
+    std::string evidence, hint;
+  };
+  Why no_cuda;
   std::chrono::milliseconds timeout{};
   std::vector<rendezvous::RankFacts> ranks;
 
@@ -56,6 +65,7 @@ struct ProcessGroup::Impl {
 
   comm::Returns blocking = comm::Returns::WhenComplete;  // how calls are described whose caller waits
   int subgroups = 0;
+  std::string backend_of_subgroups;  // what their ranks choose from: like InitOptions::backend
 
   // The first error, which every later call throws again.
   struct Failure {

@@ -33,6 +33,8 @@ CallFacts facts_of(const Request& request) {
 
 std::string describe(const Request& request) {
   auto text = describe(facts_of(request));
+  // Without its number, which differs between the ranks.
+  if (!request.device.is_cpu()) text += fmt::format(" on {}", c10::DeviceTypeName(request.device.type()));
   if (!is_message(request)) return text;
   const char* const direction = request.kind == Kind::Send ? "to" : "from";
   return request.peer == kAnyRank

@@ -8,7 +8,7 @@ namespace lockstep::comm {
 
 class SingleTransport final : public Transport {
  public:
-  bool averages(c10::ScalarType) const override { return true; }
+  bool averages(c10::ScalarType, c10::Device) const override { return true; }
   bool carries(c10::Device) const override { return true; }
   bool reports_failures() const override { return true; }  // there is no other rank
 

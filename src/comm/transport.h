@@ -25,13 +25,13 @@ class Transport {
 
   // ---- Capabilities
 
-  // Whether ReduceOp::Avg of this dtype costs no more than a sum: the division is part of the same pass over
-  // memory.
-  virtual bool averages(c10::ScalarType dtype) const = 0;
+  // Whether ReduceOp::Avg of such tensors costs no more than a sum: the division is part of the same pass
+  // over memory.
+  virtual bool averages(c10::ScalarType dtype, c10::Device device) const = 0;
   // Whether tensors on this device are supported.
   virtual bool carries(c10::Device device) const { return device.is_cpu(); }
-  // Whether allocate() returns memory that is reduced without copying.
-  virtual bool supplies_memory() const { return false; }
+  // Whether allocate() returns memory of this device that is reduced without copying.
+  virtual bool supplies_memory(c10::Device) const { return false; }
   // Whether it can send an all-reduce of Float in this dtype between machines (Request::wire).
   virtual bool narrows(c10::ScalarType /*wire*/) const { return false; }
   // Whether calls in progress advance faster if their caller polls them (Work::State::is_done).
@@ -45,7 +45,8 @@ class Transport {
 
   // ---- Operations
 
-  // Executes the request; blocks until it is complete on this rank.
+  // Executes the request; blocks until it is complete on this rank. For a device with streams, complete means
+  // that the current stream will wait for it: what is queued there afterwards sees the results.
   virtual void run(Request& request) = 0;
   // Starts the request. The requests of all ranks are matched in the order in which they were started.
   virtual std::shared_ptr<Work::State> start(Request&& request) = 0;

@@ -26,10 +26,11 @@ struct Work::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // Blocks until the transport has done its part. Throws the error of the call, and again if called again.
+  // Blocks until the transport has done its part; for a device with streams, only makes the current stream
+  // wait for it. Throws the error of the call, and again if called again.
   virtual void complete() = 0;
-  // Advances the call if the transport needs polling. Returns whether complete() would return without
-  // blocking.
+  // Advances the call if the transport needs polling. Returns whether the transport has done its part, so
+  // that complete() would not block.
   virtual bool is_done() = 0;
   // When the transport finished its part; nullopt while that is unknown.
   virtual std::optional<Clock::time_point> ended() const { return std::nullopt; }

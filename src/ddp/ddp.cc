@@ -11,7 +11,9 @@
 
 #include "base/error_text.h"
 #include "base/log.h"
+#include "comm/checks.h"
 #include "comm/control.h"
+#include "comm/generation.h"
 #include "comm/purpose.h"
 #include "ddp/model.h"
 #include "ddp/replicas.h"
@@ -43,6 +45,22 @@ void check(const detail::ModelView& model, const ProcessGroup* group, const DdpO
       refuse(fmt::format("there is no parameter or buffer '{}' to ignore", name),
              "use the names of named_parameters() and named_buffers()");
     }
+  }
+}
+
+// Before anything is sent: the other ranks may have made the same mistake, or wait for this one until it
+// ends.
+void check_devices(const detail::NamedTensors& parameters, const ProcessGroup& group) {
+  const auto& members = *comm::generation_of(group);
+  for (const auto& [name, parameter] : parameters) {
+    const auto device = parameter.device();
+    if (members.transport->carries(device)) continue;
+    const auto refusal = comm::refusal_of(members, device);
+    throw UsageError(
+        base::compose({.what = fmt::format("the module is on {}, where it cannot be trained", device.str()),
+                       .where = fmt::format("rank {}/{}, '{}'", members.rank, members.world_size, name),
+                       .evidence = refusal.evidence,
+                       .hint = refusal.hint}));
   }
 }
 
@@ -119,6 +137,7 @@ void DdpBase::Impl::wrap(detail::ModelView view) {
   model = std::move(view);
   parameters = once_each(without_tensors(model.parameters, options.ignore));
   if (group->world_size() == 1) return;
+  check_devices(parameters, *group);
   ddp::check_same_model(*group, ddp::describe_model(parameters, buffers(), options));
   const auto values = together(parameters, buffers());
   switch (options.init_sync) {

@@ -96,7 +96,8 @@ class PowerSgd {
     auto generator = at::detail::createCPUGenerator(options_.seed + 7919 * bucket + 104729 * step_);
     std::vector<at::Tensor> qs;
     for (const auto& matrix : matrices) {
-      auto q = at::randn({matrix.columns, matrix.rank}, generator, like);
+      // On the CPU, so that it is the same for all devices.
+      auto q = at::randn({matrix.columns, matrix.rank}, generator, like.device(at::kCPU)).to(like.device());
       orthonormalize(q);
       qs.push_back(q);
     }

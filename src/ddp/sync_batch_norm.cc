@@ -124,9 +124,12 @@ void take_over_operator() {
     return library;  // never deleted: the kernels are in use until the process ends
   };
   static const auto* const with_graph = implement(c10::DispatchKey::AutogradCPU, &batch_norm<Graph::Yes>);
+  static const auto* const with_graph_on_cuda =
+      implement(c10::DispatchKey::AutogradCUDA, &batch_norm<Graph::Yes>);
   // Used in inference mode.
   static const auto* const without = implement(c10::DispatchKey::CPU, &batch_norm<Graph::No>);
-  (void)with_graph, (void)without;
+  static const auto* const without_on_cuda = implement(c10::DispatchKey::CUDA, &batch_norm<Graph::No>);
+  (void)with_graph, (void)with_graph_on_cuda, (void)without, (void)without_on_cuda;
 }
 
 // ---- Conversion
@@ -167,8 +170,8 @@ void check(const Layer& layer) {
            "create it with affine(true) or track_running_stats(true)");
   }
   for (const auto& tensor : {layer.weight, layer.running_mean}) {
-    if (tensor.defined() && !tensor.is_cpu())
-      refuse("it is not on the CPU", "move the module to the CPU first");
+    if (tensor.defined() && !tensor.is_cpu() && !tensor.is_cuda())
+      refuse("it is neither on the CPU nor on a CUDA device", "move the module to one of them first");
   }
 }
 

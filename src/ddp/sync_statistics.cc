@@ -16,7 +16,9 @@ namespace lockstep::ddp {
 
 namespace {
 
-// The statistics of each channel over all ranks, in double.
+// The statistics of each channel over all ranks, in double. They are combined on the CPU, also for inputs on
+// a device, where they could wait for the gradients' collectives that other ranks have started in another
+// order.
 struct Statistics {
   double count = 0;     // values in a channel
   at::Tensor mean, m2;  // m2: the sum of squared distances from the mean
@@ -74,7 +76,7 @@ Statistics statistics_of_all(const at::Tensor& input, ProcessGroup& group) {
 void update(const at::Tensor& running, const at::Tensor& value, double momentum) {
   if (!running.defined()) return;
   // Like LibTorch's own update, it must not count as a change that invalidates graphs.
-  running.data().copy_(running.to(at::kDouble).mul_(1 - momentum).add_(value, momentum));
+  running.data().copy_(running.to(at::kDouble).mul_(1 - momentum).add_(value.to(running.device()), momentum));
 }
 
 struct Normalised {
@@ -89,13 +91,17 @@ Normalised normalise(const BatchNormCall& call, ProcessGroup& group) {
   TORCH_CHECK(all.count != 1, "Expected more than 1 value per channel when training, got input size ",
               call.input.sizes(), " and nothing on the other ranks");
   const auto dtype = parameter_type(call);
+  const auto device = call.input.device();
   if (all.count == 0) {
-    return {.output = at::empty_like(call.input), .mean = all.mean.to(dtype), .variance = all.m2.to(dtype)};
+    return {.output = at::empty_like(call.input),
+            .mean = all.mean.to(device, dtype),
+            .variance = all.m2.to(device, dtype)};
   }
   update(call.running_mean, all.mean, call.momentum);
   update(call.running_var, all.m2 / (all.count - 1), call.momentum);
-  Normalised result{
-      .mean = all.mean.to(dtype), .variance = (all.m2 / all.count).to(dtype), .count = all.count};
+  Normalised result{.mean = all.mean.to(device, dtype),
+                    .variance = (all.m2 / all.count).to(device, dtype),
+                    .count = all.count};
   if (call.input.numel() == 0) {
     result.output = at::empty_like(call.input);
   } else {
@@ -156,10 +162,11 @@ class SyncedBatchNorm : public torch::autograd::Function<SyncedBatchNorm> {
       of_shift = at::zeros_like(mean);
     }
 
-    auto sums = at::stack({of_scale, of_shift}).to(at::kDouble);
+    auto sums = at::stack({of_scale, of_shift}).to(at::kCPU, at::kDouble);
     // Even if this rank does not need the result: others may.
     const comm::Purpose purpose("SyncBatchNorm, gradients of the statistics");
     group->all_reduce(sums);
+    sums = sums.to(input.device());
     if (needs_input && input.numel() > 0) {
       const auto invstd = variance.to(at::kDouble).add_(eps).rsqrt_();
       const auto factor = scale.to(at::kDouble) * invstd / -count;

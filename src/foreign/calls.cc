@@ -1,5 +1,7 @@
 #include "foreign/calls.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/error.h>
@@ -11,17 +13,38 @@ namespace {
 using comm::Kind;
 using RedOp = c10d::ReduceOp;
 
-Tensors tensors_of(const comm::Request& request, const comm::Pieces& pieces) {
-  const auto owners = std::make_shared<const Tensors>(request.keep.begin(), request.keep.end());
-  const auto element = static_cast<int64_t>(c10::elementSize(request.dtype));
-  const auto options = at::TensorOptions().dtype(request.dtype).device(request.device);
+// The tensor of which these bytes are a part; null if the request keeps none.
+const at::Tensor* owner_of(const comm::Request& request, const comm::Piece& piece) {
+  for (const auto& tensor : request.keep) {
+    const auto* const begin = static_cast<const std::byte*>(tensor.storage().data());
+    if (begin <= piece.data && piece.data + piece.bytes <= begin + tensor.storage().nbytes()) return &tensor;
+  }
+  return nullptr;
+}
+
+// These bytes as a tensor with the owner's storage: a backend for a device with streams registers its own
+// streams with the storage, so that the memory is not used again before they have finished.
+at::Tensor part_of(const at::Tensor& owner, const comm::Piece& piece, const at::TensorOptions& options) {
+  const auto element = static_cast<int64_t>(options.dtype().itemsize());
+  const auto offset = piece.data - static_cast<const std::byte*>(owner.storage().data());
+  return at::empty({0}, options)
+      .set_(owner.storage(), offset / element, {static_cast<int64_t>(piece.bytes) / element}, {1});
+}
+
+Tensors tensors_of(const comm::Request& request, const comm::Pieces& pieces, c10::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype).device(request.device);
+  const auto element = static_cast<int64_t>(options.dtype().itemsize());
   Tensors tensors;
   for (const auto& piece : pieces) {
-    const auto count = static_cast<int64_t>(piece.bytes) / element;
-    // from_blob rejects null pointers, which empty tensors have.
-    tensors.push_back(count == 0 ? at::empty({0}, options)
-                                 : at::from_blob(
-                                       piece.data, {count}, [owners](void*) {}, options));
+    if (piece.bytes == 0) {
+      tensors.push_back(at::empty({0}, options));
+    } else if (const auto* const owner = owner_of(request, piece)) {
+      tensors.push_back(part_of(*owner, piece, options));
+    } else {
+      tensors.push_back(at::from_blob(
+          piece.data, {static_cast<int64_t>(piece.bytes) / element}, [keep = request.keep](void*) {},
+          options));
+    }
   }
   return tensors;
 }
@@ -34,27 +57,42 @@ bool adjacent(const Tensors& pieces) {
   return true;
 }
 
+bool in_one_storage(const Tensors& pieces) {
+  return std::all_of(pieces.begin(), pieces.end(),
+                     [&](const at::Tensor& piece) { return piece.is_alias_of(pieces.front()); });
+}
+
+// All pieces as one tensor; undefined if they are not adjacent.
+at::Tensor joined(const Tensors& pieces) {
+  const auto& first = pieces.front();
+  if (!adjacent(pieces)) return {};
+  int64_t count = 0;
+  for (const auto& piece : pieces) count += piece.numel();
+  if (in_one_storage(pieces)) return first.as_strided({count}, {1});
+  // Adjacent by chance. A device would need one storage.
+  if (!first.device().is_cpu()) return {};
+  return at::from_blob(
+      first.data_ptr(), {count}, [pieces](void*) {}, first.options());
+}
+
 C10dWork all_to_all(c10d_backend& backend, const Tensors& give, const Tensors& take) {
-  if (!adjacent(give) || !adjacent(take)) {
+  auto output = joined(take), input = joined(give);
+  if (!output.defined() || !input.defined()) {
     auto outputs = take, inputs = give;
     return backend.alltoall(outputs, inputs);
   }
-  // The storage of the first piece does not include the others.
-  const auto whole = [](const Tensors& pieces) {
-    int64_t count = 0;
-    for (const auto& piece : pieces) count += piece.numel();
-    return at::from_blob(
-        pieces.front().data_ptr(), {count}, [pieces](void*) {}, pieces.front().options());
-  };
-  auto output = whole(take), input = whole(give);
   std::vector<int64_t> equal_parts;
   return backend.alltoall_base(output, input, equal_parts, equal_parts);
 }
 
 }  // namespace
 
-Tensors given_tensors(const comm::Request& request) { return tensors_of(request, request.give); }
-Tensors taken_tensors(const comm::Request& request) { return tensors_of(request, request.take); }
+Tensors given_tensors(const comm::Request& request, c10::ScalarType dtype) {
+  return tensors_of(request, request.give, dtype);
+}
+Tensors taken_tensors(const comm::Request& request, c10::ScalarType dtype) {
+  return tensors_of(request, request.take, dtype);
+}
 
 RedOp::RedOpType to_c10d(ReduceOp op) {
   switch (op) {

@@ -17,10 +17,12 @@ namespace lockstep::foreign {
 using Tensors = std::vector<at::Tensor>;
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
-// The pieces of a request as flat tensors, which keep the request's memory alive: a backend may still use it
-// after a wait was given up.
-Tensors given_tensors(const comm::Request& request);
-Tensors taken_tensors(const comm::Request& request);
+// The pieces of a request as flat tensors of this dtype, which keep the request's memory alive: a backend may
+// still use it after a wait was given up.
+Tensors given_tensors(const comm::Request& request, c10::ScalarType dtype);
+Tensors taken_tensors(const comm::Request& request, c10::ScalarType dtype);
+inline Tensors given_tensors(const comm::Request& request) { return given_tensors(request, request.dtype); }
+inline Tensors taken_tensors(const comm::Request& request) { return taken_tensors(request, request.dtype); }
 
 c10d::ReduceOp::RedOpType to_c10d(ReduceOp op);
 

@@ -38,7 +38,8 @@ struct Transport::Call final : Started {
     } catch (...) {
       comm::throw_diagnosis(facts, text(), number);
     }
-    note_end();
+    // A device may only have queued the call.
+    if (work->isCompleted()) note_end();
     work.reset();
     if (bring_home) bring_home();
   }
@@ -95,9 +96,10 @@ void Transport::fail(const Error&) noexcept {
 
 void Transport::begin(Started& call) {
   auto& request = call.request;
-  auto give = given_tensors(request);
-  auto take = taken_tensors(request);
-  const bool divides = request.op == ReduceOp::Avg;
+  const auto dtype = wire_dtype(request);
+  auto give = given_tensors(request, dtype);
+  auto take = taken_tensors(request, dtype);
+  const bool divides = request.op == ReduceOp::Avg && !averages(request.dtype, request.device);
   const auto op = to_c10d(divides ? ReduceOp::Sum : request.op);
   const auto divide_by_world = [world_size = group_.world_size](const at::Tensor& sum) {
     return [sum, world_size] { sum.div_(world_size); };

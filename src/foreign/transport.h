@@ -47,7 +47,7 @@ class Transport : public comm::Transport {
   Transport(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend);
   ~Transport() override;
 
-  bool averages(c10::ScalarType) const override { return false; }
+  bool averages(c10::ScalarType, c10::Device) const override { return false; }
   bool carries(c10::Device) const override { return true; }  // the backend itself rejects others
   bool needs_owners() const override { return true; }
 
@@ -63,6 +63,8 @@ class Transport : public comm::Transport {
  protected:
   // Starts the call on the backend: sets work and bring_home.
   virtual void begin(Started& call);
+  // The dtype as which the backend gets the request's tensors.
+  virtual c10::ScalarType wire_dtype(const comm::Request& request) const { return request.dtype; }
   // Blocks until the backend has done its part.
   virtual void wait(Started& call);
   // Makes the backend's threads stop waiting, if possible.

@@ -60,7 +60,7 @@ c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> sto
   mine.backend = groups::wanted_backend(name);
   if (groups::may_share_memory(mine.backend)) mine.no_shm = groups::why_no_shm();
   const auto ranks = rendezvous::meet(*keys, mine, deadline);
-  const auto backend = groups::choose_backend(mine.backend, ranks);
+  const auto backend = groups::choose_host_backend(mine.backend, ranks);
   if (backend == "shm") {
     auto endpoint = make_endpoint(keys->for_backend(deadline), rank, world_size, timeout);
     // At once: later, a thread of the user that waits in the store may hold the lock of LibTorch's client.

@@ -10,9 +10,17 @@
 #include "base/log.h"
 #include "gloo/make_gloo.h"
 #include "groups/make_group.h"
+#include "nccl/devices.h"
+#include "nccl/engine.h"
 #include "shm/layout.h"
 
 namespace lockstep::groups {
+
+namespace {
+
+constexpr const char* kBuiltWithoutNccl = "this LibTorch was built without NCCL";
+
+}  // namespace
 
 std::string wanted_backend(const std::string& option) {
   const auto variable = option == "auto" ? base::env_string("LOCKSTEP_BACKEND") : std::nullopt;
@@ -23,18 +31,21 @@ std::string wanted_backend(const std::string& option) {
     if (gloo::has_gloo()) return wanted;
     why = "this LibTorch was built without Gloo";
   } else if (wanted == "nccl") {
-    why = "this build of lockstep does not have it";
+    if (nccl::has_nccl()) return wanted;
+    why = kBuiltWithoutNccl;
   } else {
     why = "no backend has this name";
   }
   throw UsageError(base::compose(
       {.what = fmt::format("backend \"{}\" is not available", wanted),
        .where = variable ? "environment variable LOCKSTEP_BACKEND" : "",
-       .evidence = why + "; available: shm" + (gloo::has_gloo() ? ", gloo, hybrid" : ""),
+       .evidence = fmt::format("{}; available: shm{}{}", why, gloo::has_gloo() ? ", gloo, hybrid" : "",
+                               nccl::has_nccl() ? ", nccl" : ""),
        .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it" : "leave the backend at \"auto\""}));
 }
 
 bool may_share_memory(const std::string& wanted) { return wanted != "gloo"; }
+bool may_use_nccl(const std::string& wanted) { return wanted == "auto" || wanted == "nccl"; }
 
 std::string why_no_shm() {
   try {
@@ -66,7 +77,7 @@ std::string obstacle_on_machines(const std::vector<rendezvous::RankFacts>& ranks
 
 }  // namespace
 
-std::string choose_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks) {
+std::string choose_host_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks) {
   if (wanted == "gloo") return wanted;
   const auto elsewhere = std::find_if(ranks.begin(), ranks.end(),
                                       [&](const auto& rank) { return rank.machine != ranks[0].machine; });
@@ -78,7 +89,7 @@ std::string choose_backend(const std::string& wanted, const std::vector<rendezvo
   }
   if (obstacle.empty() && one_machine) return "shm";
   if (obstacle.empty() && gloo::has_gloo()) return "hybrid";
-  if (wanted == "auto" && gloo::has_gloo()) {
+  if (may_use_nccl(wanted) && gloo::has_gloo()) {
     base::log_debug("using gloo: {}", obstacle);
     return "gloo";
   }
@@ -88,6 +99,25 @@ std::string choose_backend(const std::string& wanted, const std::vector<rendezvo
                                   .evidence = obstacle,
                                   .hint = gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""
                                                            : "use a LibTorch with Gloo, such as Debian's"}));
+}
+
+Backend choose_backend(const std::string& wanted, std::vector<rendezvous::RankFacts>& ranks) {
+  Backend backend{.host = choose_host_backend(wanted, ranks)};
+  if (!may_use_nccl(wanted)) {
+    backend.no_cuda = {fmt::format("backend \"{}\" was requested", wanted), "request \"nccl\" or \"auto\""};
+  } else if (!nccl::has_nccl()) {
+    backend.no_cuda = {kBuiltWithoutNccl, "use a LibTorch for CUDA"};
+  } else if (const auto too_few = nccl::assign_devices(ranks)) {
+    backend.no_cuda = {too_few->evidence, too_few->hint};
+  } else {
+    backend.nccl = true;
+  }
+  if (wanted == "nccl" && !backend.nccl) {
+    throw UsageError(base::compose({.what = "backend \"nccl\" cannot connect these ranks",
+                                    .evidence = backend.no_cuda.evidence,
+                                    .hint = backend.no_cuda.hint}));
+  }
+  return backend;
 }
 
 }  // namespace lockstep::groups

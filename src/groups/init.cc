@@ -14,6 +14,7 @@
 #include "groups/make_group.h"
 #include "groups/seed.h"
 #include "groups/tune.h"
+#include "nccl/engine.h"
 #include "network/offer.h"
 #include "rendezvous/identity.h"
 #include "rendezvous/meet.h"
@@ -87,9 +88,13 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
     // survives a crash.
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   }
+  auto mine = facts_of_this_process(identity.rank, identity.world_size);
+  if (may_use_nccl(wanted)) mine.cuda_devices = nccl::visible_devices();
   if (identity.world_size == 1) {
-    if (options.tune) tune_process(0, {facts_of_this_process(0, 1)});
-    return make_world_of_one(options.timeout);
+    std::vector<RankFacts> ranks{mine};
+    choose_backend(wanted, ranks);
+    if (options.tune) tune_process(0, ranks);
+    return make_world_of_one(options.timeout, device_of(ranks.front()));
   }
 
   const auto deadline = base::Deadline::in(options.timeout);
@@ -97,12 +102,11 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
   const auto root = open_store(point, identity, deadline);
   const auto store =
       root->under(fmt::format("{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++));
-  auto mine = facts_of_this_process(identity.rank, identity.world_size);
   if (!point.one_machine) mine.network = network::offer_of_this_process(point.host);
   mine.backend = wanted;
   mine.own_seed = unseeded_generator();
   if (may_share_memory(wanted)) mine.no_shm = why_no_shm();
-  const auto ranks = meet(*store, mine, deadline);
+  auto ranks = meet(*store, mine, deadline);
   const auto backend = choose_backend(wanted, ranks);
   if (options.tune) tune_process(identity.rank, ranks);
   share_seed(ranks);
@@ -125,6 +129,7 @@ std::shared_ptr<ProcessGroup> init_process_group(InitOptions options) {
   }
   try {
     state.group = make_default_group(options, state);
+    if (const auto device = state.group->device(); !device.is_cpu()) nccl::use_device(device);
   } catch (const Error& error) {
     base::write_note({std::string(error.kind()), error.what(), error.culprits()});
     throw;

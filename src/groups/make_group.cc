@@ -12,6 +12,7 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "base/rank_list.h"
+#include "comm/by_device.h"
 #include "comm/diagnose.h"
 #include "comm/failure.h"
 #include "comm/single.h"
@@ -21,6 +22,8 @@
 #include "gloo/transport.h"
 #include "hybrid/topology.h"
 #include "hybrid/transport.h"
+#include "nccl/engine.h"
+#include "nccl/transport.h"
 #include "rendezvous/meet.h"
 #include "rendezvous/rails.h"
 #include "shm/control.h"
@@ -188,6 +191,16 @@ void connect_hybrid(ProcessGroup::Impl& group, base::Deadline deadline) {
   });
 }
 
+// NCCL for the tensors on this rank's device. The other tensors and the control channel remain where they
+// are.
+void add_nccl(ProcessGroup::Impl& group) {
+  group.device = device_of(group.ranks.at(group.rank));
+  auto engine = nccl::make_engine(group.store->under("nccl"), group.rank, group.world_size, group.timeout,
+                                  group.device);
+  auto device = std::make_shared<nccl::Transport>(group, group.device, std::move(engine));
+  group.transport = std::make_shared<ByDevice>(std::move(group.transport), std::move(device));
+}
+
 std::vector<int> checked_members(const ProcessGroup::Impl& parent, std::vector<int> members) {
   std::sort(members.begin(), members.end());
   std::string problem;
@@ -221,10 +234,16 @@ void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::ve
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout) {
+c10::Device device_of(const RankFacts& rank) {
+  if (rank.cuda_device < 0) return c10::kCPU;
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(rank.cuda_device)};
+}
+
+std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout, c10::Device device) {
   auto impl = std::make_shared<ProcessGroup::Impl>();
   impl->name = "world of one";
   impl->backend = "single";
+  impl->device = device;
   impl->timeout = timeout;
   impl->ranks = {facts_of_this_process(0, 1)};
   impl->transport = std::make_shared<SingleTransport>();
@@ -236,12 +255,14 @@ std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeou
   return wrap(std::move(impl));
 }
 
-std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
+std::shared_ptr<ProcessGroup> make_group(std::string name, const Backend& backend, int rank,
                                          std::vector<RankFacts> ranks, const Placement& placement,
                                          OwnStore store, base::Deadline deadline) {
   auto impl = std::make_shared<ProcessGroup::Impl>();
   impl->name = std::move(name);
-  impl->backend = backend;
+  impl->backend = backend.name();
+  impl->backend_of_subgroups = backend.nccl ? "nccl" : backend.host;
+  impl->no_cuda = backend.no_cuda;
   impl->rank = rank;
   impl->world_size = static_cast<int>(ranks.size());
   impl->placement = placement;
@@ -250,18 +271,20 @@ std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& ba
   impl->watch.emplace(rank, impl->ranks);
   impl->store = std::move(store.keys);
   impl->store_holders = store.holders;
-  const auto connect = backend == "shm"      ? connect_shm
-                       : backend == "hybrid" ? connect_hybrid
-                                             : connect_network;
+  const auto connect = backend.host == "shm"      ? connect_shm
+                       : backend.host == "hybrid" ? connect_hybrid
+                                                  : connect_network;
   connect(*impl, deadline);
-  base::log_debug("{}: rank {} of {}, backend {}", impl->name, rank, impl->world_size, backend);
+  if (backend.nccl) add_nccl(*impl);
+  base::log_debug("{}: rank {} of {}, backend {}, device {}", impl->name, rank, impl->world_size,
+                  impl->backend, impl->device.str());
   return wrap(std::move(impl));
 }
 
 std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks) {
   refuse_if_failed(parent);
   const auto members = checked_members(parent, ranks);
-  if (parent.world_size == 1) return make_world_of_one(parent.timeout);
+  if (parent.world_size == 1) return make_world_of_one(parent.timeout, parent.device);
 
   const auto deadline = base::Deadline::in(parent.timeout);
   const int number = parent.subgroups++;
@@ -276,10 +299,10 @@ std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const st
     const int rank = static_cast<int>(mine - members.begin());
     group = make_group(
         fmt::format("group {} of ranks {} of {}", number, base::describe_ranks(members), parent.name),
-        choose_backend(parent.backend, facts), rank, facts, placement_of(rank, facts),
+        choose_backend(parent.backend_of_subgroups, facts), rank, facts, placement_of(rank, facts),
         {parent.store->under(fmt::format("group{}", number), members), parent.world_size}, deadline);
   } else if (mine != members.end()) {
-    group = make_world_of_one(parent.timeout);
+    group = make_world_of_one(parent.timeout, parent.device);
   }
   leave(*store, parent.rank, parent.world_size, deadline);
   if (!group || group->world_size() == 1) store->forget(parent.world_size);
@@ -308,11 +331,20 @@ void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> b
   } else if (gloo::is_gloo(given)) {
     use_backend<gloo::Transport>(group, std::move(backend));
     group.backend = "gloo";
+  } else if (nccl::is_nccl(given)) {
+    group.make_c10d = [backend] { return backend; };
+    group.device = c10::kCUDA;
+    auto transport = std::make_shared<nccl::Transport>(group, group.device,
+                                                       nccl::engine_of(std::move(backend), group.device));
+    use_store_control(group, *transport);
+    group.transport = std::move(transport);
+    group.backend = "nccl";
   } else {
-    // Subgroups use Gloo.
     use_backend<foreign::Transport>(group, std::move(backend));
     group.backend = "gloo";
   }
+  // Those of backends that only their user can create use Gloo.
+  group.backend_of_subgroups = group.backend == "shm" ? "shm" : "gloo";
 }
 
 c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {

@@ -13,15 +13,28 @@ namespace lockstep::groups {
 // The backend that InitOptions::backend requests or, if that is "auto", LOCKSTEP_BACKEND. Throws UsageError
 // for a name that is unknown or that this build does not have.
 std::string wanted_backend(const std::string& option);
-// Whether this request may result in shared memory.
+// Whether this request may result in shared memory, and in NCCL.
 bool may_share_memory(const std::string& wanted);
+bool may_use_nccl(const std::string& wanted);
 // Why this process cannot share memory with others; empty if it can.
 std::string why_no_shm();
-// The backend for these ranks: "auto" becomes the best one that they can use. Throws UsageError if they
-// cannot use `wanted`.
-std::string choose_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks);
 
-std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout);
+// How the ranks of a group are connected.
+struct Backend {
+  std::string host;                      // for tensors on the CPU: "shm", "gloo" or "hybrid"
+  bool nccl = false;                     // for tensors on CUDA devices, of which each rank has its own
+  ProcessGroup::Impl::Why no_cuda = {};  // if there is no NCCL
+
+  std::string name() const { return nccl ? host + "+nccl" : host; }
+};
+// The backend for these ranks: "auto" becomes the best one that they can use. Gives them their CUDA devices,
+// unless they already have them. Throws UsageError if they cannot use `wanted`.
+Backend choose_backend(const std::string& wanted, std::vector<rendezvous::RankFacts>& ranks);
+// Only for tensors on the CPU.
+std::string choose_host_backend(const std::string& wanted, const std::vector<rendezvous::RankFacts>& ranks);
+
+std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeout,
+                                                c10::Device device = c10::kCPU);
 
 // A group's part of the store. It is erased when `holders` ranks have released it.
 struct OwnStore {
@@ -29,12 +42,14 @@ struct OwnStore {
   int holders;
 };
 
-// All ranks that have met in `store` must call it; it blocks until they are connected. `backend` must not be
-// "auto".
-std::shared_ptr<ProcessGroup> make_group(std::string name, const std::string& backend, int rank,
+// All ranks that have met in `store` must call it; it blocks until they are connected.
+std::shared_ptr<ProcessGroup> make_group(std::string name, const Backend& backend, int rank,
                                          std::vector<rendezvous::RankFacts> ranks,
                                          const rendezvous::Placement& placement, OwnStore store,
                                          base::Deadline deadline);
+
+// The CUDA device of a rank; kCPU if it has none.
+c10::Device device_of(const rendezvous::RankFacts& rank);
 
 // All ranks of `parent` must call it; it blocks. Returns null on ranks that are not members.
 std::shared_ptr<ProcessGroup> make_subgroup(ProcessGroup::Impl& parent, const std::vector<int>& ranks);

@@ -23,6 +23,7 @@ int ProcessGroup::local_world_size() const { return impl_->placement.local_world
 int ProcessGroup::node_rank() const { return impl_->placement.node_rank; }
 int ProcessGroup::num_nodes() const { return impl_->placement.num_nodes; }
 const std::string& ProcessGroup::backend() const { return impl_->backend; }
+at::Device ProcessGroup::device() const { return impl_->device; }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   auto call = comm::all_reduce(*impl_, impl_->blocking, tensor, op);

@@ -65,7 +65,7 @@ Transport::~Transport() {
   if (failed) base::run_aside([link = std::move(link_)]() mutable { link.reset(); });
 }
 
-bool Transport::averages(c10::ScalarType dtype) const {
+bool Transport::averages(c10::ScalarType dtype, c10::Device) const {
   return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
 }
 

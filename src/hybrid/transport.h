@@ -33,9 +33,9 @@ class Transport final : public comm::Transport {
             std::shared_ptr<comm::Link> link);
   ~Transport() override;
 
-  bool averages(c10::ScalarType dtype) const override;
+  bool averages(c10::ScalarType dtype, c10::Device device) const override;
   bool narrows(c10::ScalarType wire) const override { return narrow_to(wire) != nullptr; }
-  bool supplies_memory() const override { return !machine_.alone(); }
+  bool supplies_memory(c10::Device device) const override { return device.is_cpu() && !machine_.alone(); }
   bool needs_owners() const override { return true; }
 
   void run(comm::Request& request) override;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <filesystem>
 #include <fmt/format.h>
+#include <set>
+#include <sstream>
+#include <string_view>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -25,27 +27,47 @@ using base::compose;
 constexpr rlim_t kFilesPerWorker = 3;
 constexpr rlim_t kFilesBesides = 64;
 
+// Empty is a value: no GPUs.
+std::optional<std::string> visible_gpus() {
+  const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
+  return list == nullptr ? std::nullopt : std::optional<std::string>(list);
+}
+
+// "nvidia0", and not "nvidiactl".
+bool is_gpu(const std::string& name) {
+  constexpr std::string_view kPrefix = "nvidia";
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+         std::all_of(name.begin() + kPrefix.size(), name.end(),
+                     [](unsigned char c) { return std::isdigit(c); });
+}
+
 }  // namespace
 
 int available_cores() { return tuning::read_topology(tuning::affinity_of()).usable_cores(); }
 
-int available_gpus() {
+int count_gpus(const std::filesystem::path& dev, const std::optional<std::string>& visible) {
   int devices = 0;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("nvidia") && name.size() > 6 &&
-        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c); })) {
-      ++devices;
-    }
+  for (const auto& entry : std::filesystem::directory_iterator(dev, error)) {
+    if (is_gpu(entry.path().filename())) ++devices;
   }
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    const std::string list = visible;
-    const auto entries = list.empty() ? 0 : std::count(list.begin(), list.end(), ',') + 1;
-    return list.starts_with('-') ? 0 : std::min(devices, static_cast<int>(entries));
+  if (!visible) return devices;
+  // Like CUDA, which reads the list up to the first entry that is not a device, and accepts none at all if
+  // one is listed twice. An entry is a number or the beginning of a name, such as GPU-1b2c; names are not
+  // known here.
+  std::set<std::string> seen;
+  std::istringstream list(*visible);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    const auto number = base::parse_int(entry);
+    const bool known =
+        number ? *number >= 0 && *number < devices : entry.starts_with("GPU-") || entry.starts_with("MIG-");
+    if (!known) break;
+    if (!seen.insert(entry).second) return 0;
   }
-  return devices;
+  return std::min(devices, static_cast<int>(seen.size()));
 }
+
+int available_gpus() { return count_gpus("/dev", visible_gpus()); }
 
 int parse_nproc(const std::string& text) {
   if (text == "cpu") return available_cores();
@@ -55,7 +77,10 @@ int parse_nproc(const std::string& text) {
     if (text == "auto") return available_cores();
     throw UsageError(
         compose({.what = "--nproc-per-node gpu",
-                 .evidence = "there is no GPU that this process may use",
+                 .evidence = fmt::format("there is no GPU that this process may use: {}",
+                                         visible_gpus() && count_gpus("/dev", std::nullopt) > 0
+                                             ? fmt::format("CUDA_VISIBLE_DEVICES is \"{}\"", *visible_gpus())
+                                             : "there is no device file such as /dev/nvidia0"),
                  .hint = "--nproc-per-node auto uses the GPUs if there are any, otherwise the cores"}));
   }
   const auto number = base::parse_int(text);

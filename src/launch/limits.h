@@ -1,12 +1,16 @@
 // How many workers this machine can run, and how many it should run.
 #pragma once
 
+#include <filesystem>
+#include <optional>
 #include <string>
 
 namespace lockstep::launch {
 
 int available_cores();  // physical cores that this process may use, limited by the CPU quota of its cgroup
 int available_gpus();   // NVIDIA GPUs, limited by CUDA_VISIBLE_DEVICES
+// The same for the device files in this folder and this value of CUDA_VISIBLE_DEVICES.
+int count_gpus(const std::filesystem::path& dev, const std::optional<std::string>& visible);
 
 // Parses --nproc-per-node: a number, auto, cpu or gpu. Throws UsageError, which quotes the text.
 int parse_nproc(const std::string& text);

@@ -18,7 +18,8 @@ void copy_scaled(at::Tensor view, const at::Tensor& gradient, double factor) {
   if (factor == 1) {
     view.copy_(gradient);
   } else {
-    at::mul_out(view, gradient, at::scalar_tensor(factor, gradient.options()));
+    // On the CPU: a scalar on a device would be a kernel of its own.
+    at::mul_out(view, gradient, at::scalar_tensor(factor, gradient.options().device(at::kCPU)));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "comm/checks.h"
 #include "comm/control.h"
 #include "comm/failure.h"
 #include "comm/from_tensors.h"
@@ -15,16 +16,6 @@
 #include "comm/purpose.h"
 
 namespace lockstep::reducer {
-
-namespace {
-
-Mean::Dtypes free_averages(const comm::Transport& transport) {
-  Mean::Dtypes dtypes;
-  for (size_t i = 0; i < dtypes.size(); ++i) dtypes[i] = transport.averages(static_cast<at::ScalarType>(i));
-  return dtypes;
-}
-
-}  // namespace
 
 Launcher::Launcher(std::shared_ptr<ProcessGroup> group, const Parameters& parameters, PlanCaps caps,
                    bool as_view)
@@ -40,6 +31,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
   // An earlier attempt may have run out of memory.
   buckets_.clear();
   pending_.clear();
+  streams_.clear();
   places_.assign(parameters_.size(), {});
   for (const auto index : order) check_device(parameters_[index]);
   std::vector<PlanItem> items;
@@ -69,6 +61,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
       }
     }
   }
+  streams_.resize(buckets_.size());
   launched_.reserve(buckets_.size());
   planned_for_ = comm::generation_number(*group_);
   timeline_.begin(buckets_.size());
@@ -78,10 +71,27 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
 
 void Launcher::begin(int participants, bool takes_part) {
   generation_ = comm::generation_of(*group_);
-  mean_ = Mean(participants, generation_->world_size, free_averages(*generation_->transport));
+  mean_ = Mean(participants, generation_->world_size, free_averages());
   takes_part_ = takes_part;
   if (planned_for_ != generation_->generation) follow_generation();
   timeline_.begin(buckets_.size());
+}
+
+// Of those that the transport averages for free on all devices of the parameters.
+Mean::Dtypes Launcher::free_averages() const {
+  const auto& transport = *generation_->transport;
+  std::vector<at::Device> devices;
+  for (const auto& parameter : parameters_) {
+    const auto device = parameter.tensor.device();
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+  }
+  Mean::Dtypes dtypes;
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    dtypes[i] = std::all_of(devices.begin(), devices.end(), [&](at::Device device) {
+      return transport.averages(static_cast<at::ScalarType>(i), device);
+    });
+  }
+  return dtypes;
 }
 
 // The transport of the previous generation may have carried other devices, may not have supplied memory, or
@@ -90,7 +100,8 @@ void Launcher::follow_generation() {
   const auto& transport = *generation_->transport;
   for (auto& bucket : buckets_) {
     check_device(parameters_[bucket.members().front()]);
-    if (transport.supplies_memory() && !bucket.sparse() && !transport.supplied(bucket.flat())) {
+    if (!bucket.sparse() && transport.supplies_memory(bucket.flat().device()) &&
+        !transport.supplied(bucket.flat())) {
       bucket.move_to(*group_, parameters_);
     }
   }
@@ -101,11 +112,12 @@ void Launcher::check_device(const Parameter& parameter) const {
   const auto& group = *comm::generation_of(*group_);
   const auto device = parameter.tensor.device();
   if (group.transport->carries(device)) return;
+  const auto refusal = comm::refusal_of(group, device);
   throw UsageError(
       base::compose({.what = fmt::format("gradients on {} cannot be averaged", device.str()),
                      .where = fmt::format("rank {}/{}, '{}'", group.rank, group.world_size, parameter.name),
-                     .evidence = fmt::format("backend {} carries no tensors of this device", group.backend),
-                     .hint = "move the module to the CPU, or use a backend for its device"}));
+                     .evidence = refusal.evidence,
+                     .hint = refusal.hint}));
 }
 
 // A hook does the division itself.
@@ -114,6 +126,7 @@ double Launcher::factor_of(const Bucket& bucket) const {
 }
 
 void Launcher::filled(const Place& place) {
+  streams_[place.bucket].note(parameters_[buckets_[place.bucket].members().front()].tensor.device());
   if (--pending_[place.bucket] == 0) timeline_.ready(place.bucket);
 }
 
@@ -168,6 +181,7 @@ void Launcher::launch(size_t index) {
   timeline_.launched(index);
   auto& launched = launched_.emplace_back();
   auto& bucket = buckets_[index];
+  streams_[index].join();
   on_behalf_of(index, [&] {
     if (bucket.sparse()) {
       const auto& parameter = parameters_[bucket.members().front()].tensor;
@@ -284,6 +298,7 @@ void Launcher::drop() {
   first_under_way_ = 0;
   generation_.reset();
   for (size_t index = 0; index < buckets_.size(); ++index) pending_[index] = buckets_[index].members().size();
+  for (auto& streams : streams_) streams.forget();
   for (auto& place : places_) {
     place.bystander = false;
     place.lent.reset();

@@ -21,6 +21,7 @@
 #include "reducer/parameter.h"
 #include "reducer/plan.h"
 #include "reducer/sparse.h"
+#include "reducer/streams.h"
 #include "reducer/timeline.h"
 
 namespace lockstep::reducer {
@@ -71,6 +72,7 @@ class Launcher {
 
   void follow_generation();
   void check_device(const Parameter& parameter) const;
+  Mean::Dtypes free_averages() const;
   void launch(size_t index);
   void start_sparse();
   at::Tensor wait_for(size_t index);
@@ -92,8 +94,9 @@ class Launcher {
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;
   size_t last_dense_ = SIZE_MAX;
-  std::vector<size_t> pending_;  // places of each bucket that are not filled yet
-  uint64_t planned_for_ = 0;     // the generation that the buckets fit
+  std::vector<size_t> pending_;   // places of each bucket that are not filled yet
+  std::vector<Streams> streams_;  // on which they were filled
+  uint64_t planned_for_ = 0;      // the generation that the buckets fit
 
   // State of the current pass.
   std::shared_ptr<ProcessGroup::Impl> generation_;

@@ -19,7 +19,7 @@ namespace lockstep::rendezvous {
 
 namespace {
 
-constexpr int kFactsVersion = 4;
+constexpr int kFactsVersion = 5;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -54,7 +54,8 @@ std::string encode_facts(const RankFacts& facts) {
                         {"network", network::to_json(facts.network)},
                         {"backend", facts.backend},
                         {"no_shm", facts.no_shm},
-                        {"own_seed", facts.own_seed}}
+                        {"own_seed", facts.own_seed},
+                        {"cuda_devices", facts.cuda_devices}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -76,6 +77,7 @@ RankFacts decode_facts(const std::string& text) {
       facts.backend = json.at("backend");
       facts.no_shm = json.at("no_shm");
       facts.own_seed = json.at("own_seed");
+      facts.cuda_devices = json.at("cuda_devices");
       return facts;
     }
   } catch (const nlohmann::json::exception&) {

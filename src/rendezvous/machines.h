@@ -15,16 +15,19 @@ namespace lockstep::rendezvous {
 struct RankFacts {
   int rank = 0;
   int world_size = 1;
-  std::string host;     // the name of the machine, for messages
-  std::string machine;  // base::machine_identity()
+  std::string host;      // the name of the machine, for messages
+  std::string machine;   // base::machine_identity()
   std::string loopback;  // base::network_identity()
   std::string pid_namespace;
   int pid = 0;
-  std::string cpus;        // the CPUs it may use, before tuning
-  network::Offer network;  // its addresses, for ranks on other machines
-  std::string backend;     // the one that was requested
-  std::string no_shm;      // why it cannot share memory with other processes; empty: it can
-  uint64_t own_seed = 0;   // of its random generator; 0 if the program has set it
+  std::string cpus;                       // the CPUs it may use, before tuning
+  network::Offer network;                 // its addresses, for ranks on other machines
+  std::string backend;                    // the one that was requested
+  std::string no_shm;                     // why it cannot share memory with other processes; empty: it can
+  uint64_t own_seed = 0;                  // of its random generator; 0 if the program has set it
+  std::vector<std::string> cuda_devices;  // the identities of those that it sees, by index
+  // Its own one; -1: none. Not sent: the ranks derive it from what all of them see (nccl/devices.h).
+  int cuda_device = -1;
 
   std::string describe() const;  // "rank 1 (pid 4711, host node0)"
 };

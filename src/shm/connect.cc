@@ -158,7 +158,7 @@ void Endpoint::connect_in_background() {
   ensure_background();
 }
 
-bool Endpoint::averages(c10::ScalarType dtype) const {
+bool Endpoint::averages(c10::ScalarType dtype, c10::Device) const {
   return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
 }
 

@@ -65,8 +65,8 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   std::string name_of(int rank) const;  // "rank 1 (pid 4711, host node0)"
 
   // comm::Transport
-  bool averages(c10::ScalarType dtype) const override;
-  bool supplies_memory() const override { return true; }
+  bool averages(c10::ScalarType dtype, c10::Device device) const override;
+  bool supplies_memory(c10::Device device) const override { return device.is_cpu(); }
   bool needs_polling() const override { return true; }
   bool reports_failures() const override { return true; }
   void run(Request& request) override;

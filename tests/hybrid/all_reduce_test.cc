@@ -151,7 +151,7 @@ TEST_P(HybridAllReduce, RegisteredMemoryIsTheGroups) {
     const auto tensor = group.empty({1000}, at::kFloat);
     const auto all = machines();
     const bool alone = std::count(all.begin(), all.end(), all[group.rank()]) == 1;
-    EXPECT_EQ(transport.supplies_memory(), !alone);
+    EXPECT_EQ(transport.supplies_memory(at::kCPU), !alone);
     EXPECT_EQ(transport.supplied(tensor), !alone);
   });
 }

@@ -288,8 +288,8 @@ TEST_P(Groups, NobodyIsLeftAloneWhileItConnects) {
         const auto store = c10::make_intrusive<rendezvous::KeyStore>(
             std::make_shared<rendezvous::ForeignStore>(file, rank), "test", deadline.budget());
         const auto ranks = rendezvous::meet(*store, rendezvous::facts_of_this_process(rank, 3), deadline);
-        groups::make_group("test", backend(), rank, ranks, rendezvous::placement_of(rank, ranks), {store, 3},
-                           deadline);
+        groups::make_group("test", {.host = backend()}, rank, ranks, rendezvous::placement_of(rank, ranks),
+                           {store, 3}, deadline);
       },
       {.environment = environment_for(backend(), 3)}));
 }

@@ -257,11 +257,11 @@ TEST(Backends, OneThatDoesNotExistIsRefused) {
 
 TEST(Backends, MoreRanksThanSharedMemoryJoinsTakeGloo) {
   std::vector<rendezvous::RankFacts> ranks(shm::kMaxWorld, rendezvous::RankFacts{.machine = "m"});
-  EXPECT_EQ(groups::choose_backend("auto", ranks), "shm");
-  EXPECT_EQ(groups::choose_backend("shm", ranks), "shm");
+  EXPECT_EQ(groups::choose_host_backend("auto", ranks), "shm");
+  EXPECT_EQ(groups::choose_host_backend("shm", ranks), "shm");
   ranks.push_back(ranks.front());
-  EXPECT_EQ(groups::choose_backend("auto", ranks), "gloo");
-  EXPECT_THAT(error_of([&] { groups::choose_backend("shm", ranks); }),
+  EXPECT_EQ(groups::choose_host_backend("auto", ranks), "gloo");
+  EXPECT_THAT(error_of([&] { groups::choose_host_backend("shm", ranks); }),
               AllOf(HasSubstr("257 ranks"), HasSubstr("at most 256"), HasSubstr("hint:")));
 }
 

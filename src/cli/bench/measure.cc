@@ -83,7 +83,7 @@ struct Contender {
 };
 
 bool supplies_memory(const Member& member) {
-  return comm::generation_of(*member.group)->transport->supplies_memory();
+  return comm::generation_of(*member.group)->transport->supplies_memory(c10::kCPU);
 }
 
 class Bench {
