@@ -287,7 +287,8 @@ int main(int argc, char** argv) {
   app.add_option("--wrap", options.wrap, "ddp, data_parallel or none")
       ->check(CLI::IsMember({"ddp", "data_parallel", "none"}));
   app.add_option("--backend", options.backend, "auto, gloo, hybrid or shm");
-  app.add_option("--hook", options.hook, "with ddp: none, bf16 or fp16")->check(CLI::IsMember({"none", "bf16", "fp16"}));
+  app.add_option("--hook", options.hook, "with ddp: none, bf16 or fp16")
+      ->check(CLI::IsMember({"none", "bf16", "fp16"}));
   app.add_option("--kinds", options.kinds, "kinds of step; default: all that are possible")->delimiter(',');
   app.add_option("--rows", options.rows, "rows of a rank's batch; 0: the model's default")
       ->check(CLI::NonNegativeNumber);

@@ -7,9 +7,9 @@ namespace lockstep::plan {
 
 namespace {
 
-// The engine's own sizes (src/hybrid/shares.cc): a bucket is exchanged between machines in chunks, of which the
-// first two are smaller. Between many ranks, chunks are larger, so that messages keep a size. A small bucket is
-// exchanged in one trip, by the first rank of each machine.
+// The engine's own sizes (src/hybrid/shares.cc): a bucket is exchanged between machines in chunks, of which
+// the first two are smaller. Between many ranks, chunks are larger, so that messages keep a size. A small
+// bucket is exchanged in one trip, by the first rank of each machine.
 constexpr double kChunkBytes = 1 * kMiB;
 constexpr double kMessageBytes = kMiB / 16;
 constexpr double kFirstChunks[] = {0.25, 0.5};

@@ -20,7 +20,8 @@ struct RankNames {
     for (int& rank : ranks) rank = of(rank);
     return ranks;
   }
-  // Whether the endpoint's calls are parts of the group's calls, so that their numbers say nothing to the user.
+  // Whether the endpoint's calls are parts of the group's calls, so that their numbers say nothing to the
+  // user.
   bool of_parts() const { return !numbers.empty(); }
 
   std::vector<int> numbers;  // empty: the endpoint's own
