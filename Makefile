@@ -21,7 +21,7 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cc' '*.h')
 
 .PHONY: help setup configure build demo test install install-python format format-check lint clean test-asan \
-  test-tsan test-multinode test-slurm test-fresh check-compilers check-cuda fuzz bench bench-heap
+  test-tsan test-multinode test-slurm test-fresh test-matrix check-compilers check-cuda fuzz bench bench-heap
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile | tail -n +4
@@ -31,6 +31,7 @@ help:
 	@echo "  make test-multinode  test 2 and 3 machines, simulated by network namespaces with slow links (root)"
 	@echo "  make test-slurm    test with a real Slurm, as a one-machine cluster (root; installs slurm-wlm)"
 	@echo "  make test-fresh    run README's two commands on a minimal Debian 12, as root, container and user (root)"
+	@echo "  make test-matrix   run all tests with GCC and clang here, and with the LibTorch of newer Debians (root)"
 	@echo "  make check-compilers  build with GCC and clang, in several build types, here and on newer Debians (root)"
 	@echo "  make check-cuda    compile with LibTorch for CUDA and NCCL on a Debian 13, and run what needs no GPU (root)"
 	@echo "  make fuzz          fuzz the readers of files and messages with libFuzzer (FUZZ_SECONDS=600 per target)"
@@ -87,10 +88,12 @@ test-fresh:
 	@scripts/setup fresh
 	@tests/fresh/run $(MODES)
 
-# COMPILERS: names from scripts/check-compilers; default: all.
+# SYSTEMS and COMPILERS: names from scripts/matrix; default: all. The versions and counts: docs/compatibility.md.
+test-matrix:
+	@scripts/matrix test $(SYSTEMS)
+
 check-compilers:
-	@scripts/setup build clang
-	@scripts/check-compilers $(COMPILERS)
+	@scripts/matrix build $(COMPILERS)
 
 # Needs 14 GB of disk, and an hour or two for the first time.
 check-cuda:

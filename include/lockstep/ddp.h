@@ -31,7 +31,8 @@ enum class InitSync {
 
 struct DdpOptions {
   // The approximate size of the buckets in which gradients are sent, in MiB. The first bucket is smaller, so
-  // that communication starts early.
+  // that communication starts early. Between machines, the default stands for smaller buckets if they give
+  // more overlap with backward (docs/multi-node.md); any other value is used as it is.
   double bucket_cap_mb = 25, first_bucket_mb = 1;
   InitSync init_sync = InitSync::Broadcast;
   // All ranks copy rank 0's buffers before each synchronised forward in training mode.
@@ -109,6 +110,7 @@ class DdpBase {
 
  private:
   friend class Join;
+  friend class ShardedOptimizer;
   friend class SnapshotPart;
   const detail::ModelView& model() const;
 

@@ -20,6 +20,7 @@
 #include <lockstep/progress.h>
 #include <lockstep/sampler.h>
 #include <lockstep/schedule.h>
+#include <lockstep/sharded_optimizer.h>
 #include <lockstep/snapshot.h>
 #include <lockstep/spawn.h>
 #include <lockstep/sync_batch_norm.h>

@@ -152,7 +152,8 @@ class ProcessGroup {
   // ranks when they next wait for this one. For a rank that cannot continue, so that the others do not wait
   // until the timeout.
   void poison(const Error& why);
-  // The c10d backend of this group for tensors on the CPU, for code that uses c10d.
+  // A c10d backend of this group for tensors on the CPU, for code that uses c10d: lockstep's own for shared
+  // memory and "hybrid" (docs/multi-node.md), otherwise Gloo. It may outlive this handle.
   c10::intrusive_ptr<c10d_backend> c10d() const;
 
  private:

@@ -4,7 +4,12 @@
 lockstep.notebook to IPython and Jupyter.
 """
 
+import os
+
 __version__ = "0.1.0"  # the version of the CMake project
+
+# PyTorch 2 asks for a store that uses libuv, which Debian's builds do not have. The store without it is in every build.
+os.environ.setdefault("USE_LIBUV", "0")
 
 try:
     from . import backend

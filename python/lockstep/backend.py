@@ -14,13 +14,15 @@ NAME = "lockstep"
 class Options:
     """For the `pg_options` of init_process_group and new_group.
 
-    backend: "auto" (shared memory if all ranks are on one machine, otherwise Gloo), "shm" or "gloo". The environment
-    variable LOCKSTEP_BACKEND sets it for "auto".
+    backend: "auto" (shared memory if all ranks are on one machine, otherwise "hybrid"), "shm", "hybrid" (shared memory
+    inside the machines, the network between them) or "gloo". The environment variable LOCKSTEP_BACKEND sets it for
+    "auto".
     """
 
     def __init__(self, backend="auto"):
-        if backend not in ("auto", "shm", "gloo"):
-            raise _C.UsageError(f'lockstep.Options has no backend "{backend}"\nhint: use "auto", "shm" or "gloo"')
+        if backend not in ("auto", "shm", "hybrid", "gloo"):
+            raise _C.UsageError(f'lockstep.Options has no backend "{backend}"\n'
+                                'hint: use "auto", "shm", "hybrid" or "gloo"')
         self.backend = backend
 
     def __repr__(self):
@@ -33,8 +35,10 @@ def _create(settings, options):
     if not isinstance(options, Options):
         raise _C.UsageError(f"pg_options of the backend lockstep must be lockstep.Options, but they are "
                             f"{type(options).__name__}\nhint: pass lockstep.Options(), or nothing")
-    return _C.make_backend(options.backend, settings.store, settings.group_rank, settings.group_size,
-                           settings.timeout)
+    # PyTorch 2.13 and later: init_process_group(enable_reconfigure=True).
+    later = getattr(settings, "enable_reconfigure", False)
+    make = _C.make_unconnected_backend if later else _C.make_backend
+    return make(options.backend, settings.store, settings.group_rank, settings.group_size, settings.timeout)
 
 
 def _is_ours(group):

@@ -2,21 +2,39 @@
 // it.
 #pragma once
 
+#include <exception>
 #include <future>
-#include <memory>
+#include <optional>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 namespace lockstep::base {
 
 // Unlike with std::async, the destructor of the returned future does not block. The thread may outlive the
-// caller, so `work` must own everything it uses.
+// caller, so `work` must own everything it uses. It is destroyed before the result is there: who has the
+// result can rely on what the work owned being released.
 template <class Work>
 auto run_aside(Work work) {
   using Result = decltype(work());
-  auto task = std::make_shared<std::packaged_task<Result()>>(std::move(work));
-  auto result = task->get_future();
-  std::thread([task = std::move(task)] { (*task)(); }).detach();
+  std::promise<Result> promise;
+  auto result = promise.get_future();
+  std::thread([promise = std::move(promise), work = std::make_optional(std::move(work))]() mutable {
+    try {
+      if constexpr (std::is_void_v<Result>) {
+        (*work)();
+        work.reset();
+        promise.set_value();
+      } else {
+        auto value = (*work)();
+        work.reset();
+        promise.set_value(std::move(value));
+      }
+    } catch (...) {
+      work.reset();
+      promise.set_exception(std::current_exception());
+    }
+  }).detach();
   return result;
 }
 

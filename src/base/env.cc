@@ -17,6 +17,8 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_LOG", "warn", "lowest level that is logged to stderr: debug, info, warn, error or off"},
     Knob{"LOCKSTEP_BACKEND", "auto",
          "backend of programs whose InitOptions::backend is \"auto\": auto, shm, gloo, hybrid or nccl"},
+    Knob{"LOCKSTEP_LINK", "auto",
+         "what connects the machines of the backend hybrid: auto (Gloo), gloo or mpi; the same on all ranks"},
     Knob{"LOCKSTEP_MACHINE", "none",
          "ranks with different values are treated as being on different machines, to try that on one"},
     Knob{"LOCKSTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME, else the interface that routes to the master",
@@ -24,7 +26,7 @@ constexpr std::array kKnobs = {
     Knob{"LOCKSTEP_BIND", "1", "0: do not change the CPU affinity of the ranks"},
     Knob{"LOCKSTEP_THREADS", "cores / local ranks",
          "compute threads per rank; 0: do not change their number (OMP_NUM_THREADS takes precedence)"},
-    Knob{"LOCKSTEP_SPIN_US", "100, or 0 with more ranks than CPUs",
+    Knob{"LOCKSTEP_SPIN_US", "100, or 20 with more ranks than CPUs",
          "how long a rank that waits in shared memory spins before it sleeps, in microseconds"},
     Knob{"LOCKSTEP_PROGRESS", "thread with spare CPUs, else inline",
          "what drives collectives that nobody waits for: a thread of their own (thread), or the backward "

@@ -14,12 +14,16 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown-host";
 }
 
-std::string network_identity() {
+std::string kernel_identity() {
   std::string boot_id = "no-boot-id:" + host_name();
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return boot_id;
+}
+
+std::string network_identity() {
   std::error_code no_proc;
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", no_proc);
-  return boot_id + "/" + network.string();
+  return kernel_identity() + "/" + network.string();
 }
 
 std::string machine_identity() {

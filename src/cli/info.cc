@@ -27,6 +27,7 @@
 #include "base/host.h"
 #include "cli/report.h"
 #include "groups/make_group.h"
+#include "mpi/load.h"
 #include "nccl/engine.h"
 #include "network/offer.h"
 #include "rendezvous/identity.h"
@@ -163,6 +164,11 @@ void backends(Report& report) {
   } else {
     add("nccl", false, "this LibTorch was built without NCCL");
   }
+  const auto& mpi = mpi::load();
+  add("mpi", mpi.engine != nullptr,
+      mpi.engine != nullptr
+          ? fmt::format("between machines, with LOCKSTEP_LINK=mpi: {}", mpi.engine->library())
+          : mpi.fault);
 }
 
 std::string simd_level() {

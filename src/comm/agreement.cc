@@ -20,7 +20,7 @@ void Agreement::tell(Link& link, const Fingerprint& mine) {
   const auto exchange = std::make_shared<Exchange>();
   exchange->mine = mine;
   exchange->hearing = receive_fingerprint(link, previous_, kFingerprintTag, {exchange, &exchange->heard});
-  exchange->telling = send_fingerprint(link, next_, kFingerprintTag, mine);
+  exchange->telling = send_fingerprint(link, next_, kFingerprintTag, mine, Then::More);
   const std::lock_guard lock(mutex_);
   under_way_.push_back(exchange);
 }

@@ -11,7 +11,7 @@ Announcement::Announcement(Link& link, const Fingerprint& mine, int peer, int ta
     : mine_(mine), peer_(peer), tag_(tag), heard_(std::make_shared<Fingerprint>()) {
   const bool sends = mine.kind == Kind::Send;
   hearing_ = receive_fingerprint(link, peer, sends ? receiver_tag(tag) : sender_tag(tag), heard_);
-  telling_ = send_fingerprint(link, peer, sends ? sender_tag(tag) : receiver_tag(tag), mine);
+  telling_ = send_fingerprint(link, peer, sends ? sender_tag(tag) : receiver_tag(tag), mine, Then::Nothing);
 }
 
 void Announcement::verify(const std::function<bool()>& hopeless) const {

@@ -23,6 +23,8 @@ class ByDevice final : public Transport {
   bool supplies_memory(c10::Device device) const override { return of(device).supplies_memory(device); }
   bool needs_polling() const override { return host_->needs_polling() || device_->needs_polling(); }
   bool needs_owners() const override { return host_->needs_owners(); }  // of a device, all requests have them
+  size_t bucket_bytes() const override { return device_->bucket_bytes(); }
+  uint64_t calls() const override { return host_->calls() + device_->calls(); }
   // A rank that waits in one transport learns nothing from the other.
   bool reports_failures() const override { return false; }
 

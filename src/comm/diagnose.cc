@@ -13,6 +13,7 @@
 #include "base/hints.h"
 #include "base/log.h"
 #include "comm/failure.h"
+#include "comm/link.h"
 #include "comm/purpose.h"
 #include "compat/message_of.h"
 
@@ -29,6 +30,8 @@ constexpr auto kDeathMoment = 300ms;
 constexpr std::chrono::milliseconds kBetweenGlances = 20ms;
 // Short, because the process that hosts the store may be the one that is stopped.
 constexpr auto kAskStore = 500ms;
+
+constexpr int kNobody = -1;
 
 std::string waiting_key(int rank) { return fmt::format("waiting/{}", rank); }
 
@@ -175,12 +178,20 @@ void report_waiting(ProcessGroup::Impl& group, const std::string& call) {
 
 void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_t number) {
   std::string message = base::kNoMessage;
+  auto timeout = group.timeout;
+  int peer = kNobody;  // at the other end of the connection that failed
   try {
     throw;
   } catch (const Error&) {
     throw;
   } catch (const Disagreement& disagreement) {
     throw_mismatch(group, disagreement);
+  } catch (const CallTimeout& error) {
+    message = error.what();
+    timeout = error.timeout;
+  } catch (const LinkError& error) {
+    message = error.what();
+    peer = error.peer;
   } catch (const std::exception& error) {
     message = compat::message_of(error);
   } catch (...) {
@@ -197,10 +208,12 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
   // A rank that waited for the stopped rank as long as this one may have ended by now.
   if (timed_out && group.watch && !group.watch->stopped().empty()) ended.clear();
   if (const auto failure = find_failure(group)) {
-    const auto end_of_kind = failure->text.find('\n');
-    kind = failure->text.substr(0, end_of_kind);
+    const auto theirs = read_failure(*failure);
+    kind = theirs.kind;
+    culprits = theirs.culprits;
+    std::erase_if(culprits, [&](int rank) { return rank < 0 || rank >= group.world_size; });
     text.what = fmt::format("{} failed", group.ranks.at(failure->rank).describe());
-    text.evidence = fmt::format("its error: {}", failure->text.substr(end_of_kind + 1));
+    text.evidence = fmt::format("its error: {}", theirs.message);
   } else if (!ended.empty()) {
     kind = "PeerLostError";
     culprits = {ended.front()};
@@ -212,9 +225,16 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
     kind = "TimeoutError";
     const auto late = find_late(group, numbered(number, call));
     culprits = late.culprits;
-    text.evidence = fmt::format("no answer within {:.1f} s{}; the backend says: {}",
-                                group.timeout.count() / 1000.0, late.text, message);
+    text.evidence = fmt::format("Timed out: no answer within {:.1f} s{}; the backend says: {}",
+                                timeout.count() / 1000.0, late.text, message);
     text.hint = base::kLate;
+  } else if (closed && peer != kNobody) {
+    // A rank that hangs up because of an error publishes that at once. So this one has ended or left.
+    kind = "PeerLostError";
+    culprits = {peer};
+    text.evidence = fmt::format("{} closed its connection; the backend says: {}",
+                                group.ranks.at(peer).describe(), message);
+    text.hint = base::kItEndedFirstOrMadeFewerSteps;
   } else if (closed) {
     kind = "PeerLostError";
     text.evidence = fmt::format("a peer closed its connection{}; the backend says: {}",
@@ -224,7 +244,7 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
     text.evidence = message;
   }
   // Every rank detects an ended or a silent rank itself. Any other error may be known only here.
-  if (kind == "Error") group.store->fail(kind + '\n' + base::compose(text));
+  if (kind == "Error") publish_failure(group, Error(base::compose(text)));
   base::throw_kind(kind, base::compose(text), culprits);
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,12 @@ MismatchError mismatch_error(const ProcessGroup::Impl& group, const Disagreement
 
 // "#3 all_reduce of 1000 Float, Sum"; a number of 0 is left out.
 std::string numbered(uint64_t number, const std::string& call);
+
+// A call has exceeded its own timeout, which is shorter than the group's.
+struct CallTimeout : std::runtime_error {
+  explicit CallTimeout(std::chrono::milliseconds limit) : std::runtime_error("timed out"), timeout(limit) {}
+  std::chrono::milliseconds timeout;
+};
 
 // Must be called while handling the exception that ended `call`. Collects the evidence and throws one of
 // lockstep's errors, which names the ranks that caused it. lockstep's own errors are rethrown unchanged.

@@ -1,5 +1,10 @@
 #include "comm/failure.h"
 
+#include <algorithm>
+#include <fmt/format.h>
+#include <sstream>
+#include <unistd.h>
+
 #include "base/error_text.h"
 #include "base/note.h"
 #include "comm/purpose.h"
@@ -23,15 +28,44 @@ void remember(ProcessGroup::Impl& group, const ProcessGroup::Impl::Failure& fail
 void publish(ProcessGroup::Impl& group, const Error& why) {
   group.transport->fail(why);
   if (!group.transport->reports_failures() && group.store) {
-    group.store->fail(std::string(why.kind()) + '\n' + why.what());
+    publish_failure(group, why);
   }
 }
 
 }  // namespace
 
+// The kind and the culprits are one line; the message follows.
+void publish_failure(ProcessGroup::Impl& group, const Error& why) noexcept {
+  std::string text(why.kind());
+  for (const int rank : why.culprits()) text += ' ' + std::to_string(rank);
+  group.store->fail(text + '\n' + why.what());
+}
+
+ProcessGroup::Impl::Failure read_failure(const store::Failure& published) {
+  const auto& text = published.text;
+  const auto end_of_line = std::min(text.find('\n'), text.size());
+  std::istringstream line(text.substr(0, end_of_line));
+  ProcessGroup::Impl::Failure failure;
+  line >> failure.kind;
+  for (int rank = 0; line >> rank;) failure.culprits.push_back(rank);
+  if (end_of_line < text.size()) failure.message = text.substr(end_of_line + 1);
+  return failure;
+}
+
 void throw_first_error(const ProcessGroup::Impl& group) {
   const std::lock_guard lock(group.failure_mutex);
   base::throw_kind(group.failure->kind, group.failure->message, group.failure->culprits);
+}
+
+void refuse_if_forked(const ProcessGroup::Impl& group) {
+  if (::getpid() == group.made_by) return;
+  throw UsageError(base::compose(
+      {.what = "a forked process cannot use the groups of its parent",
+       .where = fmt::format("rank {}/{}, host {}, {}, backend {}", group.rank, group.world_size,
+                            group.ranks.at(group.rank).host, group.name, group.backend),
+       .evidence = fmt::format("the group was made in process {}; this is its child, process {}",
+                               group.made_by, ::getpid()),
+       .hint = "communicate in the parent only, or make a new group in the child, after the fork"}));
 }
 
 void end_group(ProcessGroup::Impl& group, const Error& why) {

@@ -23,9 +23,10 @@ Fingerprint fingerprint_of(const Request& request, uint64_t number) {
                    .dtype = static_cast<int8_t>(request.dtype),
                    .wire = static_cast<int8_t>(request.wire)};
   if (pattern_of(request.kind).reduces) call.op = static_cast<uint8_t>(request.op);
-  // Over Gloo, the pieces of an all-to-all have equal sizes, so the ranks must agree on their number of
-  // elements.
-  if (request.kind == Kind::AllToAll) {
+  // If the pieces of an all-to-all have equal sizes, the ranks must agree on their number of elements.
+  if (request.any_sizes) {
+    call.count = Fingerprint::kAnyCount;
+  } else if (request.kind == Kind::AllToAll) {
     size_t bytes = 0;
     for (const auto& piece : request.give) bytes += piece.bytes;
     call.count = static_cast<int64_t>(bytes / c10::elementSize(request.dtype));
@@ -43,13 +44,15 @@ std::string describe(const Fingerprint& call) {
   const auto wire = static_cast<c10::ScalarType>(call.wire);
   if (wire != c10::ScalarType::Undefined)
     return fmt::format("{}, sent as {}", describe(facts), c10::toString(wire));
-  if (call.kind != Kind::AllToAll) return describe(facts);
+  if (call.kind != Kind::AllToAll || call.count == Fingerprint::kAnyCount) return describe(facts);
   return fmt::format("all_to_all of {} {}", call.count, c10::toString(facts.dtype));
 }
 
-TransferPtr send_fingerprint(Link& link, int to, int tag, const Fingerprint& call) {
+TransferPtr send_fingerprint(Link& link, int to, int tag, const Fingerprint& call, Then then) {
   const auto copy = std::make_shared<const Fingerprint>(call);
-  return link.send(to, tag, reinterpret_cast<const std::byte*>(copy.get()), sizeof call, copy);
+  const auto* const data = reinterpret_cast<const std::byte*>(copy.get());
+  return then == Then::More ? link.send_with_next(to, tag, data, sizeof call, copy)
+                            : link.send(to, tag, data, sizeof call, copy);
 }
 
 TransferPtr receive_fingerprint(Link& link, int from, int tag, const std::shared_ptr<Fingerprint>& call) {

@@ -13,9 +13,10 @@ namespace lockstep::comm {
 
 struct Fingerprint {
   static constexpr uint8_t kNoOp = 255;
+  static constexpr int64_t kAnyCount = -1;
 
   uint64_t number = 0;  // of the collective in its group; 0 for a message
-  int64_t count = 0;    // elements that this rank gives
+  int64_t count = 0;    // elements that this rank gives; kAnyCount if the ranks need not agree on it
   int32_t root = kNoRoot;
   Kind kind = Kind::Barrier;
   uint8_t op = kNoOp;
@@ -33,8 +34,9 @@ Fingerprint fingerprint_of(const Request& request, uint64_t number);
 // "all_reduce of 1000 Float, Sum"; "broadcast of 10 Float, root 0".
 std::string describe(const Fingerprint& call);
 
-// Sends a copy of it to a rank; receives one. Neither blocks.
-TransferPtr send_fingerprint(Link& link, int to, int tag, const Fingerprint& call);
+// Sends a copy of it to a rank; receives one. Neither blocks. `then`: more is sent, or awaited, soon.
+enum class Then { Nothing, More };
+TransferPtr send_fingerprint(Link& link, int to, int tag, const Fingerprint& call, Then then);
 TransferPtr receive_fingerprint(Link& link, int from, int tag, const std::shared_ptr<Fingerprint>& call);
 
 // A hash of 24 bits: equal for calls that may be matched with each other, and for other calls only with a

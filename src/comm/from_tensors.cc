@@ -118,6 +118,7 @@ Request reduce_scatter_of(const at::Tensor& output, at::ArrayRef<at::Tensor> inp
 
 Request all_to_all_of(const Tensors& outputs, const Tensors& inputs) {
   auto request = request_of(Kind::AllToAll, inputs[0], 0);
+  request.any_sizes = true;
   request.give = pieces_of(inputs);
   request.give_is_contiguous = false;
   request.take = pieces_of(outputs);

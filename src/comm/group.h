@@ -77,8 +77,10 @@ struct ProcessGroup::Impl {
   mutable std::mutex failure_mutex;
   std::optional<Failure> failure;
 
-  // Returns a c10d backend of these ranks, for ProcessGroup::c10d().
-  std::function<c10::intrusive_ptr<c10d_backend>()> make_c10d;
+  // Returns a c10d backend of these ranks, for ProcessGroup::c10d(). `self` is this group: the backend may
+  // be an owner of it.
+  using Self = std::shared_ptr<Impl>;
+  std::function<c10::intrusive_ptr<c10d_backend>(const Self& self)> make_c10d;
 
   // Last, because they refer to the members above.
   std::shared_ptr<comm::Transport> transport;  // for data

@@ -23,13 +23,15 @@ Lookout::Lookout(ProcessGroup::Impl& group, StoreControl* control, uint64_t numb
       control_(control),
       number_(number),
       call_(call),
+      end_(call.timeout > 0ms ? std::optional(Deadline::in(call.timeout)) : std::nullopt),
       slow_(Deadline::in(kSlowWait)),
       look_(Deadline::in(0ms)),
       look_into_control_(Deadline::in(0ms)),
       between_(kCheckInterval) {}
 
 bool Lookout::hopeless() {
-  if (elsewhere_ || is_hopeless(group_)) return true;
+  if (elsewhere_ || timed_out_ || is_hopeless(group_)) return true;
+  if (end_ && end_->expired()) return timed_out_ = true;
   if (!look_.expired()) return false;
   look_ = Deadline::in(kCheckInterval);
   if (slow_.expired() && !std::exchange(reported_, true)) {
@@ -46,6 +48,7 @@ bool Lookout::hopeless() {
 
 void Lookout::report() const {
   if (elsewhere_) throw *elsewhere_;
+  if (timed_out_) throw CallTimeout(end_->budget());
 }
 
 }  // namespace lockstep::comm

@@ -20,8 +20,8 @@ class Lookout {
   // be waiting; null if there is none.
   Lookout(ProcessGroup::Impl& group, StoreControl* control, uint64_t number, const Request& call);
 
-  // Whether the call can no longer complete. Also publishes a slow wait. May be called by another thread, but
-  // never by two at once; does not throw.
+  // Whether the call can no longer complete, or has exceeded its own timeout. Also publishes a slow wait. May
+  // be called by another thread, but never by two at once; does not throw.
   bool hopeless();
   // Throws what hopeless() found, if that is more specific than the error of the call itself.
   void report() const;
@@ -31,12 +31,14 @@ class Lookout {
   StoreControl* const control_;
   const uint64_t number_;
   const Request& call_;
+  const std::optional<base::Deadline> end_;  // of the call, if it has its own timeout
   const base::Deadline slow_;
   base::Deadline look_;
   base::Deadline look_into_control_;
   std::chrono::milliseconds between_;
   int looks_ = 0;
   bool reported_ = false;
+  bool timed_out_ = false;
   std::optional<Disagreement> elsewhere_;
 };
 

@@ -31,6 +31,7 @@ enum class Kind : uint8_t {
   AllToAll,
   Barrier,
   Agreement,  // an exchange of the control channel
+  Update,     // update.h
   Send,
   Receive
 };
@@ -55,6 +56,7 @@ inline const Pattern& pattern_of(Kind kind) {
       /* AllToAll */ {"all_to_all", true, true, true, false},
       /* Barrier */ {"barrier", true, true, false, false},
       /* Agreement */ {"agreement", true, true, false, false},
+      /* Update */ {"update", true, true, false, true},
       /* Send */ {"send", false, false, true, false},
       /* Receive */ {"recv", false, false, true, false},
   };
@@ -101,6 +103,8 @@ struct Request {
   // the root only, and the root takes nothing. A message gives or takes one piece.
   Pieces give;
   Pieces take;
+  // Of an all-to-all whose pieces need not have equal sizes. The same on all ranks.
+  bool any_sizes = false;
   // The pieces of `give` are adjacent in memory.
   bool give_is_contiguous = true;
   // Of an all-reduce of Float with Sum or Avg, if the transport narrows(): how elements are rounded on their

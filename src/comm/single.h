@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-class SingleTransport final : public Transport {
+class SingleTransport final : public Transport, private OnePass {
  public:
   bool averages(c10::ScalarType, c10::Device) const override { return true; }
   bool carries(c10::Device) const override { return true; }
@@ -14,7 +14,12 @@ class SingleTransport final : public Transport {
 
   void run(Request& request) override;
   std::shared_ptr<Work::State> start(Request&& request) override;
+  OnePass* one_pass() override { return this; }
   void fail(const Error&) noexcept override {}
+
+ private:
+  void update(Request& request, Transform& transform) override;
+  std::vector<Range> updated_ranges(const Request& request) const override;
 };
 
 class SingleControl final : public Control {

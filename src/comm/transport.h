@@ -7,6 +7,7 @@
 // Not thread-safe, unless an implementation promises more.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +16,7 @@
 #include <lockstep/error.h>
 
 #include "comm/request.h"
+#include "comm/update.h"
 #include "comm/work.h"
 
 namespace lockstep::comm {
@@ -39,6 +41,12 @@ class Transport {
   // Whether requests must own the memory of their pieces (Request::keep) even if their caller waits: after a
   // wait that was given up, other threads still use that memory.
   virtual bool needs_owners() const { return false; }
+  // The size from which a larger all-reduce is no faster per byte, if others are under way at the same time.
+  // Buckets of gradients are not larger by default: the sooner one is full, the more of its way is hidden
+  // behind the backward pass.
+  virtual size_t bucket_bytes() const { return SIZE_MAX; }
+  // The number of collectives started; 0 if the transport does not count them.
+  virtual uint64_t calls() const { return 0; }
   // Whether the transport itself reports a failure on one rank to the ranks that wait for it. Otherwise the
   // group publishes it in the store.
   virtual bool reports_failures() const { return false; }
@@ -50,6 +58,8 @@ class Transport {
   virtual void run(Request& request) = 0;
   // Starts the request. The requests of all ranks are matched in the order in which they were started.
   virtual std::shared_ptr<Work::State> start(Request&& request) = 0;
+  // How it updates in one pass over memory; null if it cannot. Needs memory that it has supplied.
+  virtual OnePass* one_pass() { return nullptr; }
   // Ends the group's communication: calls in progress and later calls throw this error. Does not block.
   virtual void fail(const Error& why) noexcept = 0;
 

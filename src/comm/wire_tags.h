@@ -15,6 +15,8 @@ constexpr int kUnusedTag = kFingerprintTag - 1;
 
 // The largest tag of a user's message, over every transport.
 constexpr int kLargestUserTag = 500'000'000;
+// For messages that are parts of a collective (c10d_face/group_engine.h).
+constexpr int kInternalTag = kLargestUserTag + 1;
 
 // For the headers of a user's message: the sender's and the receiver's.
 constexpr int sender_tag(int tag) { return (1 << 30) + 2 * tag; }
@@ -35,7 +37,7 @@ constexpr int data_tag(int tag, const Fingerprint& call) {
 // each other only with a probability of one in a million, and parts under way at the same time never.
 constexpr int kPartsUnderWay = 64;
 constexpr int part_tag(uint32_t digest, uint64_t part) {
-  constexpr int kFirst = receiver_tag(kLargestUserTag) + 1;
+  constexpr int kFirst = receiver_tag(kInternalTag) + 1;
   constexpr uint32_t kDigests = 1 << 20;
   static_assert(kFirst < kUnusedTag - static_cast<int>(kDigests) * kPartsUnderWay);
   return kFirst + static_cast<int>(digest % kDigests) * kPartsUnderWay +

@@ -171,12 +171,20 @@ void DdpBase::Impl::make_reducer() {
   }
   reducer = reducer::Reducer::make(
       group, std::move(to_average),
-      {.caps = {.first = bytes_of(options.first_bucket_mb), .others = bytes_of(options.bucket_cap_mb)},
+      {.caps = {.first = bytes_of(options.first_bucket_mb),
+                .others = bytes_of(options.bucket_cap_mb),
+                .follow_transport = options.bucket_cap_mb == DdpOptions{}.bucket_cap_mb},
        .policy = policy_of(options),
        .as_view = options.gradient_as_bucket_view},
       *this);
   reducer->set_hook(hook);
+  if (hold != reducer::Hold::Nothing) reducer->hold(hold);
   compared = false;
+}
+
+void DdpBase::Impl::hold_gradients(reducer::Hold what) {
+  hold = what;
+  if (reducer) reducer->hold(what);
 }
 
 bool DdpBase::Impl::outdated() const {

@@ -28,6 +28,8 @@ struct DdpBase::Impl final : reducer::Owner {
   CommHook hook;
   // Null if the world size is 1: then there is nothing to do.
   std::shared_ptr<reducer::Reducer> reducer;
+  reducer::Hold hold = reducer::Hold::Nothing;  // for a ShardedOptimizer
+  void hold_gradients(reducer::Hold what);
   std::vector<bool> averaged;  // which of the parameters the reducer averages
   ddp::Sanity sanity;
 

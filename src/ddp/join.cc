@@ -41,6 +41,12 @@ reducer::Turn DdpBase::Impl::announce(bool takes_part) {
 Join::Join(DdpBase& ddp) : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
   auto& impl = *ddp_.impl_;
   if (impl.joining) throw UsageError("there is already a Join for this module; Joins do not nest");
+  if (impl.hold != reducer::Hold::Nothing) {
+    throw UsageError(base::compose(
+        {.what = "a Join cannot be constructed",
+         .evidence = "the model has a ShardedOptimizer, of which every rank must make every step",
+         .hint = "use LibTorch's optimizer for uneven inputs, or drop_last in the sampler"}));
+  }
   impl.follow_group();
   impl.joining = impl.reducer != nullptr;
   impl.last_turn.reset();

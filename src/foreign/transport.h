@@ -50,13 +50,13 @@ class Transport : public comm::Transport {
   bool averages(c10::ScalarType, c10::Device) const override { return false; }
   bool carries(c10::Device) const override { return true; }  // the backend itself rejects others
   bool needs_owners() const override { return true; }
+  uint64_t calls() const override { return calls_; }
 
   void run(comm::Request& request) override;
   std::shared_ptr<Work::State> start(comm::Request&& request) override;
   void fail(const Error& why) noexcept override;
   const c10::intrusive_ptr<c10d_backend>& backend() const { return backend_; }
 
-  uint64_t calls() const { return calls_; }  // collectives started
   // The control channel of the same group. A rank that does not make the same calls may be waiting in it.
   void watch_control(comm::StoreControl& control) { control_ = &control; }
 

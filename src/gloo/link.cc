@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "comm/wire_tags.h"
+#include "compat/message_of.h"
 #include "gloo/make_gloo.h"
 #include "gloo/no_sigpipe.h"
 
@@ -16,14 +17,21 @@ using namespace std::chrono_literals;
 
 class Link::Message final : public comm::Transfer {
  public:
-  Message(Interrupter& waits, c10::intrusive_ptr<c10d::Work> work) : waits_(waits), work_(std::move(work)) {}
+  Message(Interrupter& waits, int peer, c10::intrusive_ptr<c10d::Work> work)
+      : waits_(waits), peer_(peer), work_(std::move(work)) {}
   void wait(const std::function<bool()>& hopeless) override {
-    if (work_) waits_.wait(work_, hopeless);
+    if (!work_) return;
+    try {
+      waits_.wait(work_, hopeless);
+    } catch (const std::exception& error) {
+      throw comm::LinkError(peer_, compat::message_of(error));
+    }
     work_.reset();
   }
 
  private:
   Interrupter& waits_;
+  const int peer_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
@@ -37,14 +45,25 @@ std::vector<at::Tensor> as_tensors(std::byte* data, size_t bytes, comm::Link::Ow
 
 }  // namespace
 
+// Also starting a transfer may find the connection closed.
+template <class Start>
+comm::TransferPtr Link::begin(int peer, Start&& start) {
+  const NoSigpipe quiet;  // Gloo writes in this thread, maybe to a connection that its peer has closed
+  try {
+    return std::make_unique<Message>(interrupter_, peer, start());
+  } catch (const std::exception& error) {
+    throw comm::LinkError(peer, compat::message_of(error));
+  }
+}
+
 comm::TransferPtr Link::send(int to, int tag, const std::byte* data, size_t bytes, Owner owner) {
   auto tensors = as_tensors(const_cast<std::byte*>(data), bytes, std::move(owner));
-  return std::make_unique<Message>(interrupter_, gloo_.send(tensors, to, tag));
+  return begin(to, [&] { return gloo_.send(tensors, to, tag); });
 }
 
 comm::TransferPtr Link::receive(int from, int tag, std::byte* data, size_t bytes, Owner owner) {
   auto tensors = as_tensors(data, bytes, std::move(owner));
-  return std::make_unique<Message>(interrupter_, gloo_.recv(tensors, from, tag));
+  return begin(from, [&] { return gloo_.recv(tensors, from, tag); });
 }
 
 void Link::hang_up() noexcept {

@@ -19,6 +19,8 @@ class Link final : public comm::Link {
 
  private:
   class Message;
+  template <class Start>
+  comm::TransferPtr begin(int peer, Start&& start);
 
   c10d_backend& gloo_;
   Interrupter interrupter_;

@@ -28,7 +28,7 @@ std::string wanted_backend(const std::string& option) {
   std::string why;
   if (wanted == "auto" || wanted == "shm") return wanted;
   if (wanted == "gloo" || wanted == "hybrid") {
-    if (gloo::has_gloo()) return wanted;
+    if (gloo::has_gloo() || (wanted == "hybrid" && wanted_link() == "mpi")) return wanted;
     why = "this LibTorch was built without Gloo";
   } else if (wanted == "nccl") {
     if (nccl::has_nccl()) return wanted;
@@ -42,6 +42,15 @@ std::string wanted_backend(const std::string& option) {
        .evidence = fmt::format("{}; available: shm{}{}", why, gloo::has_gloo() ? ", gloo, hybrid" : "",
                                nccl::has_nccl() ? ", nccl" : ""),
        .hint = variable ? "correct LOCKSTEP_BACKEND, or unset it" : "leave the backend at \"auto\""}));
+}
+
+std::string wanted_link() {
+  const auto link = base::env_string("LOCKSTEP_LINK").value_or("auto");
+  if (link == "auto") return "gloo";
+  if (link == "gloo" || link == "mpi") return link;
+  throw UsageError(base::compose({.what = "environment variable LOCKSTEP_LINK is invalid",
+                                  .evidence = fmt::format("its value is \"{}\"", link),
+                                  .hint = "use auto, gloo or mpi, or unset it"}));
 }
 
 bool may_share_memory(const std::string& wanted) { return wanted != "gloo"; }
@@ -88,17 +97,20 @@ std::string choose_host_backend(const std::string& wanted, const std::vector<ren
         fmt::format("{} and {} are not on the same machine", ranks[0].describe(), elsewhere->describe());
   }
   if (obstacle.empty() && one_machine) return "shm";
-  if (obstacle.empty() && gloo::has_gloo()) return "hybrid";
-  if (may_use_nccl(wanted) && gloo::has_gloo()) {
+  const bool over_mpi = ranks[0].link == "mpi";
+  if (obstacle.empty() && (gloo::has_gloo() || over_mpi)) return "hybrid";
+  if (may_use_nccl(wanted) && gloo::has_gloo() && !over_mpi) {
     base::log_debug("using gloo: {}", obstacle);
     return "gloo";
   }
   if (obstacle.empty())
     obstacle = "the ranks are on several machines, and this LibTorch was built without Gloo";
-  throw UsageError(base::compose({.what = fmt::format("backend \"{}\" cannot connect these ranks", wanted),
-                                  .evidence = obstacle,
-                                  .hint = gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""
-                                                           : "use a LibTorch with Gloo, such as Debian's"}));
+  throw UsageError(base::compose(
+      {.what = fmt::format("backend \"{}\" cannot connect these ranks", wanted),
+       .evidence = obstacle,
+       .hint = over_mpi           ? "unset LOCKSTEP_LINK, so that Gloo connects them"
+               : gloo::has_gloo() ? "use backend \"gloo\" or \"auto\""
+                                  : "use a LibTorch with Gloo, such as Debian's, or LOCKSTEP_LINK=mpi"}));
 }
 
 Backend choose_backend(const std::string& wanted, std::vector<rendezvous::RankFacts>& ranks) {

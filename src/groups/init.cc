@@ -104,6 +104,7 @@ std::shared_ptr<ProcessGroup> make_default_group(const InitOptions& options, Def
       root->under(fmt::format("{}{}/{}", identity.job, identity.attempt, state.meetings[point.describe()]++));
   if (!point.one_machine) mine.network = network::offer_of_this_process(point.host);
   mine.backend = wanted;
+  mine.link = wanted_link();
   mine.own_seed = unseeded_generator();
   if (may_share_memory(wanted)) mine.no_shm = why_no_shm();
   auto ranks = meet(*store, mine, deadline);

@@ -12,6 +12,9 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "base/rank_list.h"
+#include "c10d_face/backend.h"
+#include "c10d_face/group_engine.h"
+#include "c10d_face/shm_engine.h"
 #include "comm/by_device.h"
 #include "comm/diagnose.h"
 #include "comm/failure.h"
@@ -22,12 +25,12 @@
 #include "gloo/transport.h"
 #include "hybrid/topology.h"
 #include "hybrid/transport.h"
+#include "mpi/connect.h"
 #include "nccl/engine.h"
 #include "nccl/transport.h"
 #include "rendezvous/meet.h"
 #include "rendezvous/rails.h"
 #include "shm/control.h"
-#include "shm_c10d/backend.h"
 #include "wires/connect.h"
 #include "wires/link.h"
 
@@ -44,10 +47,10 @@ constexpr auto kBetweenLooks = 20ms;
 // Uses shared memory for the data and the control channel.
 void use_endpoint(ProcessGroup::Impl& group, std::shared_ptr<shm::Endpoint> endpoint) {
   attach_control(group, std::make_unique<shm::Control>(endpoint->control_lane()));
-  group.make_c10d = [endpoint, made = c10::intrusive_ptr<c10d_backend>()]() mutable {
+  group.make_c10d = [endpoint, made = c10::intrusive_ptr<c10d_backend>()](const auto&) mutable {
     if (!made) {
       endpoint->add_owner();
-      made = c10::make_intrusive<shm_c10d::Backend>(endpoint);
+      made = c10::make_intrusive<c10d_face::Backend>(std::make_unique<c10d_face::ShmEngine>(endpoint));
     }
     return made;
   };
@@ -70,7 +73,7 @@ template <class Transport>
 void use_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   auto transport = std::make_shared<Transport>(group, std::move(backend));
   use_store_control(group, *transport);
-  group.make_c10d = [raw = transport.get()] { return raw->backend(); };
+  group.make_c10d = [raw = transport.get()](const auto&) { return raw->backend(); };
   group.transport = std::move(transport);
 }
 
@@ -116,21 +119,27 @@ c10::intrusive_ptr<c10d_backend> await_gloo(ProcessGroup::Impl& group, const net
   return connecting.get();
 }
 
-// Connects the ranks over Gloo, and calls `use` with the backend. Errors name their cause.
-template <class Use>
-void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline, Use&& use) {
-  const auto rails = rails_of(group.rank, group.ranks);
-  base::log_debug("{}: {}", group.name, network::describe(rails));
+// Calls `connect`. `how`: from where, or over what, for errors, which name their cause.
+template <class Connect>
+void connecting(ProcessGroup::Impl& group, const std::string& how, Connect&& connect) {
   try {
-    use(await_gloo(group, rails, deadline));
+    connect();
   } catch (...) {
     try {
-      throw_diagnosis(group, fmt::format("connecting the ranks (from {})", fmt::join(rails.addresses, ", ")),
-                      0);
+      throw_diagnosis(group, fmt::format("connecting the ranks ({})", how), 0);
     } catch (...) {
       throw_failure(group);
     }
   }
+}
+
+// Connects the ranks over Gloo, and calls `use` with the backend.
+template <class Use>
+void connect_gloo(ProcessGroup::Impl& group, base::Deadline deadline, Use&& use) {
+  const auto rails = rails_of(group.rank, group.ranks);
+  base::log_debug("{}: {}", group.name, network::describe(rails));
+  connecting(group, fmt::format("from {}", fmt::join(rails.addresses, ", ")),
+             [&] { use(await_gloo(group, rails, deadline)); });
 }
 
 void connect_network(ProcessGroup::Impl& group, base::Deadline deadline) {
@@ -151,7 +160,10 @@ hybrid::Machine::Endpoints connect_machine(ProcessGroup::Impl& group, const hybr
           store->for_backend(deadline), topology.local, topology.local_size(),
           shm::RankNames(topology.local_ranks(), group.world_size, group.backend), group.timeout, group.name);
     }
-    for (const auto& endpoint : endpoints) endpoint->connect();
+    for (const auto& endpoint : endpoints) {
+      if (is_crowded(group.rank, group.ranks)) endpoint->expect_crowd();
+      endpoint->connect();
+    }
   } catch (...) {
     throw_failure(group);
   }
@@ -180,14 +192,22 @@ std::shared_ptr<comm::Link> make_link(ProcessGroup::Impl& group, const hybrid::T
 void connect_hybrid(ProcessGroup::Impl& group, base::Deadline deadline) {
   const hybrid::Topology topology(group.rank, group.ranks);
   auto endpoints = connect_machine(group, topology, deadline);
-  connect_gloo(group, deadline, [&](c10::intrusive_ptr<c10d_backend> gloo) {
-    // The link owns the backend.
-    group.make_c10d = [raw = gloo.get()] { return c10::intrusive_ptr<c10d_backend>::reclaim_copy(raw); };
-    auto link = make_link(group, topology, std::move(gloo), deadline);
+  // Not the same one each time: it owns the group.
+  group.make_c10d = [shared = c10d_face::GroupEngine::share()](const auto& self) {
+    return c10::make_intrusive<c10d_face::Backend>(std::make_unique<c10d_face::GroupEngine>(self, shared));
+  };
+  const auto use_link = [&](std::shared_ptr<comm::Link> link) {
     auto transport =
         std::make_shared<hybrid::Transport>(group, topology, std::move(endpoints), std::move(link));
     use_store_control(group, *transport);
     group.transport = std::move(transport);
+  };
+  if (group.ranks.front().link == "mpi") {
+    connecting(group, "over MPI", [&] { use_link(mpi::connect(group, deadline)); });
+    return;
+  }
+  connect_gloo(group, deadline, [&](c10::intrusive_ptr<c10d_backend> gloo) {
+    use_link(make_link(group, topology, std::move(gloo), deadline));
   });
 }
 
@@ -232,6 +252,13 @@ void agree_on_members(ProcessGroup::Impl& parent, KeyStore& store, const std::ve
   });
 }
 
+// The engine of this type, if the backend is lockstep's own and has one.
+template <class Engine>
+const Engine* engine_of(const c10d_backend& backend) {
+  const auto* ours = dynamic_cast<const c10d_face::Backend*>(&backend);
+  return ours != nullptr ? dynamic_cast<const Engine*>(&ours->engine()) : nullptr;
+}
+
 }  // namespace
 
 c10::Device device_of(const RankFacts& rank) {
@@ -248,7 +275,7 @@ std::shared_ptr<ProcessGroup> make_world_of_one(std::chrono::milliseconds timeou
   impl->ranks = {facts_of_this_process(0, 1)};
   impl->transport = std::make_shared<SingleTransport>();
   attach_control(*impl, std::make_unique<SingleControl>());
-  impl->make_c10d = [timeout, made = c10::intrusive_ptr<c10d_backend>()]() mutable {
+  impl->make_c10d = [timeout, made = c10::intrusive_ptr<c10d_backend>()](const auto&) mutable {
     if (!made) made = make_c10d_backend("shm", c10::make_intrusive<c10d::HashStore>(), 0, 1, timeout);
     return made;
   };
@@ -319,20 +346,20 @@ c10::intrusive_ptr<c10d_backend> make_gloo_backend(const c10::intrusive_ptr<c10d
 
 void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> backend) {
   const c10d_backend& given = *backend;
-  if (const auto* ours = dynamic_cast<const shm_c10d::Backend*>(&given)) {
+  if (const auto* ours = engine_of<c10d_face::ShmEngine>(given)) {
     auto endpoint = ours->endpoint();
     // Returns when all ranks are connected, which the control lane requires.
     Request barrier;
     endpoint->run(barrier);
     endpoint->add_owner();
     use_endpoint(group, std::move(endpoint));
-    group.make_c10d = [backend] { return backend; };
+    group.make_c10d = [backend](const auto&) { return backend; };
     group.backend = "shm";
   } else if (gloo::is_gloo(given)) {
     use_backend<gloo::Transport>(group, std::move(backend));
     group.backend = "gloo";
   } else if (nccl::is_nccl(given)) {
-    group.make_c10d = [backend] { return backend; };
+    group.make_c10d = [backend](const auto&) { return backend; };
     group.device = c10::kCUDA;
     auto transport = std::make_shared<nccl::Transport>(group, group.device,
                                                        nccl::engine_of(std::move(backend), group.device));
@@ -347,9 +374,14 @@ void adopt_backend(ProcessGroup::Impl& group, c10::intrusive_ptr<c10d_backend> b
   group.backend_of_subgroups = group.backend == "shm" ? "shm" : "gloo";
 }
 
-c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group) {
-  comm::refuse_if_failed(group);
-  return group.make_c10d();
+std::shared_ptr<ProcessGroup::Impl> group_behind(const c10d_backend& backend) {
+  const auto* ours = engine_of<c10d_face::GroupEngine>(backend);
+  return ours != nullptr ? ours->group() : nullptr;
+}
+
+c10::intrusive_ptr<c10d_backend> c10d_of(const std::shared_ptr<ProcessGroup::Impl>& group) {
+  comm::refuse_if_failed(*group);
+  return group->make_c10d(group);
 }
 
 }  // namespace lockstep::groups

@@ -13,6 +13,9 @@ namespace lockstep::groups {
 // The backend that InitOptions::backend requests or, if that is "auto", LOCKSTEP_BACKEND. Throws UsageError
 // for a name that is unknown or that this build does not have.
 std::string wanted_backend(const std::string& option);
+// The engine between machines that LOCKSTEP_LINK requests: "gloo" or "mpi". Throws UsageError for another
+// one.
+std::string wanted_link();
 // Whether this request may result in shared memory, and in NCCL.
 bool may_share_memory(const std::string& wanted);
 bool may_use_nccl(const std::string& wanted);
@@ -64,6 +67,9 @@ c10::intrusive_ptr<c10d_backend> make_gloo_backend(const c10::intrusive_ptr<c10d
                                                    const std::vector<rendezvous::RankFacts>& ranks,
                                                    std::chrono::milliseconds timeout);
 
-c10::intrusive_ptr<c10d_backend> c10d_of(const ProcessGroup::Impl& group);
+// The group whose transport the backend uses; null if the backend has no group.
+std::shared_ptr<ProcessGroup::Impl> group_behind(const c10d_backend& backend);
+
+c10::intrusive_ptr<c10d_backend> c10d_of(const std::shared_ptr<ProcessGroup::Impl>& group);
 
 }  // namespace lockstep::groups

@@ -122,6 +122,6 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   return groups::make_subgroup(*impl_, ranks);
 }
 
-c10::intrusive_ptr<c10d_backend> ProcessGroup::c10d() const { return groups::c10d_of(*impl_); }
+c10::intrusive_ptr<c10d_backend> ProcessGroup::c10d() const { return groups::c10d_of(impl_); }
 
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 #include "comm/diagnose.h"
 #include "comm/failure.h"
 #include "comm/wire_tags.h"
-#include "gloo/no_sigpipe.h"
 
 namespace lockstep::hybrid {
 
@@ -21,7 +20,6 @@ class Started final : public Work::State {
  public:
   Started(ProcessGroup::Impl& owner, comm::Link& link, comm::Request&& described)
       : State(std::move(described)), facts_(owner) {
-    const gloo::NoSigpipe quiet;
     const bool sends = request.kind == comm::Kind::Send;
     const auto piece = sends ? request.give[0] : request.take[0];
     const auto mine = comm::fingerprint_of(request, 0);

@@ -1,9 +1,12 @@
 #include "hybrid/moves.h"
 
 #include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
 #include <utility>
 #include <vector>
 
+#include "comm/diagnose.h"
 #include "hybrid/shares.h"
 
 namespace lockstep::hybrid {
@@ -112,17 +115,61 @@ void Scatter::back(size_t) {
   for (const auto& transfer : transfers) wait(transfer);
 }
 
+namespace {
+
+// Parts of an all-to-all.
+constexpr uint64_t kPiece = 0, kSize = 1;
+
+}  // namespace
+
+// The size of the piece that another rank gives.
+struct AllToAll::Announced {
+  Buffer bytes;
+  comm::TransferPtr transfer;
+};
+
+void AllToAll::expect_size(int giver, const Announced& announced) const {
+  wait(announced.transfer);
+  uint64_t theirs = 0;
+  std::memcpy(&theirs, announced.bytes.get(), sizeof theirs);
+  const auto mine = request().take[giver].bytes;
+  if (theirs == mine) return;
+  const auto call = comm::describe(request());
+  throw comm::Disagreement{giver, number(), fmt::format("{}, with {} bytes from rank {}", call, mine, giver),
+                           fmt::format("{}, with {} bytes to rank {}", call, theirs, topology().rank)};
+}
+
 void AllToAll::back(size_t) {
   Transfers transfers;
   const auto world = static_cast<int>(request().give.size());
   // Each rank starts with the next rank, so that not all send to the same one at once.
+  std::vector<int> givers, takers;
   for (int step = 1; step < world; ++step) {
-    const int giver = (topology().rank + world - step) % world;
-    if (!topology().is_local(giver)) transfers.push_back(receive(giver, 0, request().take[giver]));
+    const int giver = (topology().rank + world - step) % world, taker = (topology().rank + step) % world;
+    if (!topology().is_local(giver)) givers.push_back(giver);
+    if (!topology().is_local(taker)) takers.push_back(taker);
   }
-  for (int step = 1; step < world; ++step) {
-    const int taker = (topology().rank + step) % world;
-    if (!topology().is_local(taker)) transfers.push_back(send(taker, 0, request().give[taker]));
+  std::vector<Announced> announced;
+  for (const int giver : givers) {
+    if (request().any_sizes) {
+      const auto size = take_buffer(sizeof(uint64_t));
+      announced.push_back({size, receive(giver, kSize, {size.get(), sizeof(uint64_t)}, size)});
+    } else {
+      transfers.push_back(receive(giver, kPiece, request().take[giver]));
+    }
+  }
+  for (const int taker : takers) {
+    if (request().any_sizes) {
+      const auto size = take_buffer(sizeof(uint64_t));
+      const uint64_t bytes = request().give[taker].bytes;
+      std::memcpy(size.get(), &bytes, sizeof bytes);
+      transfers.push_back(send(taker, kSize, {size.get(), sizeof bytes}, size));
+    }
+    transfers.push_back(send(taker, kPiece, request().give[taker]));
+  }
+  for (size_t i = 0; i < announced.size(); ++i) {
+    expect_size(givers[i], announced[i]);
+    transfers.push_back(receive(givers[i], kPiece, request().take[givers[i]]));
   }
   auto exchange = local(Kind::AllToAll);
   for (const int other : topology().local_ranks()) {

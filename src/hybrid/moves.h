@@ -31,11 +31,16 @@ class Scatter final : public Operation {
   using Operation::Operation;
   void back(size_t step) override;
 };
-// Directly between every two ranks.
+// Directly between every two ranks. Pieces of any sizes are announced: a rank does not take one before it
+// knows that it has the right size, because a link may not compare sizes itself.
 class AllToAll final : public Operation {
  public:
   using Operation::Operation;
   void back(size_t step) override;
+
+ private:
+  struct Announced;
+  void expect_size(int giver, const Announced& announced) const;
 };
 
 // The machines' first ranks meet after all ranks of their machines have met.

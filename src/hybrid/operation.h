@@ -66,6 +66,7 @@ class Operation {
   }
 
   const comm::Request& request() const { return task_.request; }
+  uint64_t number() const { return task_.number; }
   size_t element_bytes() const { return element_bytes_; }
 
  private:

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <utility>
 
-#include "gloo/no_sigpipe.h"
 #include "hybrid/window.h"
 
 namespace lockstep::hybrid {
@@ -53,7 +52,6 @@ void Queue::run(const EntryPtr& entry) {
 }
 
 void Queue::execute(Entry& entry) {
-  const gloo::NoSigpipe quiet;  // the link may write to a connection that its peer has closed
   const size_t steps = entry.operation->steps();
   while (!entry.complete) {
     const bool front = entry.fronts < steps && entry.fronts - entry.backs < kWindow;
@@ -94,7 +92,6 @@ void Queue::fail(std::exception_ptr error) noexcept {
 
 void Queue::run_thread(Half half) {
   ::pthread_setname_np(::pthread_self(), half == Half::Front ? "lockstep-front" : "lockstep-back");
-  const gloo::NoSigpipe quiet;
   Lock lock(mutex_);
   while (auto* entry = next(lock, half)) {
     lock.unlock();

@@ -14,7 +14,13 @@ constexpr int64_t kFirstDivisor = 4;
 // A message of this size costs about as much CPU time for its bytes as for itself.
 constexpr int64_t kMessageBytes = int64_t{64} << 10;
 // Up to this size, one message costs less than the time that its bytes take.
-constexpr int64_t kSmallBytes = int64_t{16} << 10;
+constexpr int64_t kSmallBytes = int64_t{64} << 10;
+// A tensor of up to kSmallTensor bytes is divided into chunks of kSmallChunk: the link starts after the first
+// one is reduced, and idles only while the last one is added.
+constexpr int64_t kSmallTensor = int64_t{256} << 10;
+constexpr int64_t kSmallChunk = int64_t{16} << 10;
+// Of a bucket of gradients. The next bucket is reduced while the last one is on its way.
+constexpr int64_t kChunksInABucket = 4;
 
 int64_t elements(int64_t bytes, size_t element_bytes) {
   return std::max<int64_t>(1, bytes / static_cast<int64_t>(element_bytes));
@@ -35,17 +41,29 @@ Range cut(const Range& range, int64_t from, int64_t to) {
 
 }  // namespace
 
+namespace {
+
+int64_t chunk_bytes(const Topology& topology) {
+  return std::max(kChunkBytes, kMessageBytes * topology.messages_in_a_chunk());
+}
+
+}  // namespace
+
 std::vector<Range> chunks_of(int64_t count, const Topology& topology, size_t element_bytes) {
-  const auto usual =
-      elements(std::max(kChunkBytes, kMessageBytes * topology.messages_in_a_chunk()), element_bytes);
+  const bool small = count * static_cast<int64_t>(element_bytes) <= kSmallTensor;
+  const auto usual = elements(small ? kSmallChunk : chunk_bytes(topology), element_bytes);
   std::vector<Range> chunks;
-  int64_t length = std::max<int64_t>(1, usual / kFirstDivisor);
+  int64_t length = small ? usual : std::max<int64_t>(1, usual / kFirstDivisor);
   for (int64_t from = 0; from < count || chunks.empty();) {
     chunks.push_back({from, std::min(length, count - from)});
     from += length;
     length = std::min(2 * length, usual);
   }
   return chunks;
+}
+
+size_t bucket_bytes_for(const Topology& topology) {
+  return static_cast<size_t>(kChunksInABucket * chunk_bytes(topology));
 }
 
 std::vector<Range> shares_of(const Range& chunk, int ranks, size_t element_bytes) {

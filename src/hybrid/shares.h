@@ -7,22 +7,20 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/range.h"
 #include "hybrid/topology.h"
 
 namespace lockstep::hybrid {
 
-// Consecutive elements.
-struct Range {
-  int64_t from = 0;
-  int64_t count = 0;
+using comm::Range;
 
-  int64_t end() const { return from + count; }
-  bool operator==(const Range&) const = default;
-};
-
-// The chunks of `count` elements. The first ones are smaller, so that the network starts sooner. Between more
-// ranks, chunks are larger, so that the messages into which they are divided are not too small.
+// The chunks of `count` elements. The first ones, and those of small tensors, are smaller, so that the
+// network starts sooner. Between more ranks, chunks are larger, so that the messages into which they are
+// divided are not too small.
 std::vector<Range> chunks_of(int64_t count, const Topology& topology, size_t element_bytes);
+
+// The size from which a bucket of gradients gains nothing by being larger (comm/transport.h).
+size_t bucket_bytes_for(const Topology& topology);
 
 // The share of each of `ranks` local ranks of a chunk: equal ones, except for the last; all in whole cache
 // lines. A small chunk is the share of the first rank alone, because each message costs more than its bytes.

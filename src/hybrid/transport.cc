@@ -8,7 +8,6 @@
 #include "comm/diagnose.h"
 #include "comm/failure.h"
 #include "comm/fingerprint.h"
-#include "gloo/no_sigpipe.h"
 #include "hybrid/message.h"
 
 namespace lockstep::hybrid {
@@ -93,7 +92,6 @@ Queue::EntryPtr Transport::enter(const comm::Request& request) {
   entry->number = ++calls_;
   entry->lookout.emplace(group_, control_, entry->number, entry->request);
   try {
-    const gloo::NoSigpipe quiet;
     if (agreement_) agreement_->tell(*link_, mine);
   } catch (...) {
     std::rethrow_exception(explain(*entry));
@@ -152,7 +150,7 @@ std::exception_ptr Transport::explain(const Queue::Entry& entry) noexcept {
     }
   } catch (const Error& error) {
     end(error);
-    group_.store->fail(std::string(error.kind()) + '\n' + error.what());
+    comm::publish_failure(group_, error);
     return std::current_exception();
   } catch (...) {
     return std::current_exception();

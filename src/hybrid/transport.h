@@ -22,6 +22,7 @@
 #include "hybrid/narrow.h"
 #include "hybrid/operation.h"
 #include "hybrid/queue.h"
+#include "hybrid/shares.h"
 #include "hybrid/topology.h"
 
 namespace lockstep::hybrid {
@@ -37,6 +38,8 @@ class Transport final : public comm::Transport {
   bool narrows(c10::ScalarType wire) const override { return narrow_to(wire) != nullptr; }
   bool supplies_memory(c10::Device device) const override { return device.is_cpu() && !machine_.alone(); }
   bool needs_owners() const override { return true; }
+  size_t bucket_bytes() const override { return bucket_bytes_for(topology_); }
+  uint64_t calls() const override { return calls_; }
 
   void run(comm::Request& request) override;
   std::shared_ptr<Work::State> start(comm::Request&& request) override;
@@ -44,7 +47,6 @@ class Transport final : public comm::Transport {
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   bool supplied(const at::Tensor& tensor) const override;
 
-  uint64_t calls() const { return calls_; }  // collectives started
   // The control channel of the same group. A rank that does not make the same calls may be waiting in it.
   void watch_control(comm::StoreControl& control) { control_ = &control; }
 

@@ -13,18 +13,24 @@ namespace {
 constexpr double kChunkBytes = 1 * kMiB;
 constexpr double kMessageBytes = kMiB / 16;
 constexpr double kFirstChunks[] = {0.25, 0.5};
-constexpr double kSmallBucketBytes = 16384;
+constexpr double kSmallBucketBytes = kMiB / 16;
+// The default size of a bucket: DdpOptions::bucket_cap_mb; between machines, no more than a few chunks.
+constexpr double kBucketBytes = 25 * kMiB;
+constexpr double kChunksInABucket = 4;
+
+double chunk_bytes(const Job& job) {
+  const double messages = job.ranks_per_machine * (job.machines > 2 ? job.machines : 1);
+  return std::max(kChunkBytes, kMessageBytes * messages);
+}
 
 double chunks_of(const Job& job, double bytes) {
-  const double messages = job.ranks_per_machine * (job.machines > 2 ? job.machines : 1);
-  const double chunk_bytes = std::max(kChunkBytes, kMessageBytes * messages);
   double chunks = 0;
   for (const double share : kFirstChunks) {
     if (bytes <= 0) return chunks;
     ++chunks;
-    bytes -= share * chunk_bytes;
+    bytes -= share * chunk_bytes(job);
   }
-  return chunks + std::ceil(std::max(0.0, bytes) / chunk_bytes);
+  return chunks + std::ceil(std::max(0.0, bytes) / chunk_bytes(job));
 }
 
 double link_seconds(const Job& job, double bytes) {
@@ -74,6 +80,7 @@ Cost hybrid(const Constants& constants, const Job& job, double bucket_bytes, dou
 
   Cost cost{.latency_s = trips * (job.rtt_s / 2 + constants.trip_s * job.ranks_per_core()),
             .pieces = chunks,
+            .queued = true,
             .link_bytes = owners * sent_bytes,
             .messages = owners * messages};
   cost.link_s = link_seconds(job, cost.link_bytes);
@@ -119,11 +126,18 @@ Cost cost_of(Scheme scheme, const Constants& constants, const Job& job, double b
                            : hybrid(constants, job, bucket_bytes, wire_bytes);
 }
 
-double duration_s(const Cost& cost, double core_share) {
+double bucket_bytes_of(Scheme scheme, const Job& job) {
+  if (job.bucket_bytes > 0) return job.bucket_bytes;
+  if (scheme == Scheme::Ring || job.machines == 1) return kBucketBytes;
+  return std::min(kBucketBytes, kChunksInABucket * chunk_bytes(job));
+}
+
+double duration_s(const Cost& cost, double core_share, bool follows) {
   const double core_s = cost.core_s / core_share;
+  const double busiest_s = std::max({cost.link_s, core_s, cost.memory_s});
+  if (follows && cost.queued) return busiest_s;
   // The slower of the two is busy all the time, except while the other has the first or the last piece.
-  return cost.latency_s + std::max({cost.link_s, core_s, cost.memory_s}) +
-         std::min(cost.link_s, core_s) / std::max(1.0, cost.pieces);
+  return cost.latency_s + busiest_s + std::min(cost.link_s, core_s) / std::max(1.0, cost.pieces);
 }
 
 }  // namespace lockstep::plan

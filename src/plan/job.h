@@ -29,7 +29,7 @@ struct Job {
   double rtt_s = 0;
 
   // The averaging.
-  double bucket_bytes = 25 * kMiB;       // of gradients; DdpOptions::bucket_cap_mb
+  double bucket_bytes = 0;  // of gradients; DdpOptions::bucket_cap_mb; 0: its default (bucket_bytes_of)
   double first_bucket_bytes = 1 * kMiB;  // DdpOptions::first_bucket_mb
   double wire_element_bytes = 0;  // what a communication hook sends for each gradient; 0: the gradient itself
 

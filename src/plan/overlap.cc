@@ -6,14 +6,15 @@
 
 namespace lockstep::plan {
 
-std::vector<PlannedBucket> buckets_of(const Job& job) {
+std::vector<PlannedBucket> buckets_of(Scheme scheme, const Job& job) {
+  const double bucket_bytes = bucket_bytes_of(scheme, job);
   const double total_bytes = job.gradient_bytes();
   const double backward_s = job.step_s * job.backward_share;
   const double tensor_bytes = job.tensors > 0 ? total_bytes / job.tensors : 0;
   const double rounding_bytes = 1e-9 * total_bytes;
   std::vector<PlannedBucket> buckets;
   for (double left_bytes = total_bytes; left_bytes > 0;) {
-    double bytes = buckets.empty() ? std::min(job.first_bucket_bytes, job.bucket_bytes) : job.bucket_bytes;
+    double bytes = buckets.empty() ? std::min(job.first_bucket_bytes, bucket_bytes) : bucket_bytes;
     // As many whole tensors as fit, at least one.
     if (job.tensors > 0) {
       bytes = std::max(1.0, std::floor((bytes + rounding_bytes) / tensor_bytes)) * tensor_bytes;
@@ -52,6 +53,7 @@ class Step {
 
   void begin() {
     exchanging_ = true;
+    follows_ = next_ > 0 && overlap_.buckets[next_ - 1].ended_s == now_s_;
     left_ = 1;
     overlap_.buckets[next_].begun_s = now_s_;
   }
@@ -60,7 +62,7 @@ class Step {
   void advance() {
     const bool was_computing = computing();
     const double core_share = was_computing ? 1 / (1 + contention_) : 1;
-    const double exchange_s = exchanging_ ? duration_s(costs_[next_], core_share) : kNever;
+    const double exchange_s = exchanging_ ? duration_s(costs_[next_], core_share, follows_) : kNever;
     // The core's time that the exchange takes is missing for computing.
     const double lost = exchanging_ && exchange_s > 0 ? contention_ * costs_[next_].core_s / exchange_s : 0;
     const double speed = was_computing ? 1 - lost : 0;
@@ -97,7 +99,8 @@ class Step {
   double computed_s_ = 0;  // of the backward pass, without what the exchange took from it
   size_t next_ = 0;        // the bucket that is exchanged, or will be
   bool exchanging_ = false;
-  double left_ = 0;  // of the current exchange
+  bool follows_ = false;  // it began when the one before was done
+  double left_ = 0;       // of the current exchange
   Overlap overlap_;
 };
 

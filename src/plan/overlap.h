@@ -13,7 +13,7 @@ struct PlannedBucket {
 };
 
 // The buckets of the job in the order of their launch, as src/reducer/plan.cc makes them for equal tensors.
-std::vector<PlannedBucket> buckets_of(const Job& job);
+std::vector<PlannedBucket> buckets_of(Scheme scheme, const Job& job);
 
 // In seconds from the beginning of the backward pass.
 struct Exchanged {
@@ -25,7 +25,8 @@ struct Overlap {
   std::vector<Exchanged> buckets;
 };
 
-// Buckets are exchanged one after the other, each when it is ready and the one before it is done.
+// Buckets are exchanged one after the other, each when it is ready and the one before it is done. One that
+// has waited for that is at work already (Cost::queued).
 //
 // `contention` is the part of the exchanges' CPU time that computing loses. With 1, both want the same cores
 // while the backward pass lasts, and each gets half of the time. With 0, each has cores of its own.

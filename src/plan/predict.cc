@@ -39,7 +39,7 @@ constexpr Part kParts[] = {
 }  // namespace
 
 Prediction predict(const Constants& constants, const Job& job, Scheme scheme) {
-  const auto buckets = buckets_of(job);
+  const auto buckets = buckets_of(scheme, job);
   std::vector<Cost> costs;
   costs.reserve(buckets.size());
   Prediction prediction{.buckets = static_cast<int>(buckets.size())};
@@ -61,7 +61,7 @@ Prediction predict(const Constants& constants, const Job& job, Scheme scheme) {
 
 double best_bucket_bytes(const Constants& constants, const Job& job, Scheme scheme) {
   // 1, 1.5, 2, 3, 4, 6 … MiB, up to a size that holds the whole model.
-  double best_bytes = job.bucket_bytes;
+  double best_bytes = bucket_bytes_of(scheme, job);
   double best_s = predict(constants, job, scheme).step_s * (1 - kWorthwhile);
   for (double power = kMiB;; power *= 2) {
     for (const double bytes : {power, 1.5 * power}) {

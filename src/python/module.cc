@@ -128,4 +128,7 @@ PYBIND11_MODULE(_C, module) {
       },
       pybind11::arg("name"), pybind11::arg("store"), pybind11::arg("rank"), pybind11::arg("world_size"),
       pybind11::arg("timeout"));
+  module.def("make_unconnected_backend", &lockstep::make_unconnected_c10d_backend, pybind11::arg("name"),
+             pybind11::arg("store"), pybind11::arg("rank"), pybind11::arg("world_size"),
+             pybind11::arg("timeout"));
 }

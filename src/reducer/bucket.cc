@@ -1,5 +1,7 @@
 #include "reducer/bucket.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 namespace lockstep::reducer {
@@ -35,19 +37,48 @@ void Bucket::allocate(ProcessGroup& group, const Parameters& parameters) {
   const auto element_bytes = static_cast<int64_t>(options.dtype().itemsize());
   int64_t elements = 0;
   for (const auto index : members_) elements += padded(parameters[index].tensor.numel(), element_bytes);
-  flat_ = group.empty({elements}, options);
+  // Equal parts of it for all ranks are whole units.
+  const int64_t unit = padded(1, element_bytes) * group.world_size();
+  flat_ = group.empty({(elements + unit - 1) / unit * unit}, options);
   flat_.zero_();
+  views_ = views_of(flat_, parameters);
+}
 
-  views_.clear();
+std::vector<at::Tensor> Bucket::views_of(const at::Tensor& flat, const Parameters& parameters) const {
+  std::vector<at::Tensor> views;
   int64_t offset = 0;
   for (const auto index : members_) {
     const auto& tensor = parameters[index].tensor;
     const auto like = tensor.is_non_overlapping_and_dense()
                           ? tensor.strides().vec()
                           : at::empty(tensor.sizes(), at::kMeta).strides().vec();
-    views_.push_back(
-        at::empty({0}, options).set_(flat_.storage(), flat_.storage_offset() + offset, tensor.sizes(), like));
-    offset += padded(tensor.numel(), element_bytes);
+    views.push_back(at::empty({0}, flat.options())
+                        .set_(flat.storage(), flat.storage_offset() + offset, tensor.sizes(), like));
+    offset += padded(tensor.numel(), static_cast<int64_t>(flat.itemsize()));
+  }
+  return views;
+}
+
+comm::Range Bucket::range(size_t slot) const {
+  const auto& view = views_[slot];
+  return {view.storage_offset() - flat_.storage_offset(), view.numel()};
+}
+
+void Bucket::gather_parameters(ProcessGroup& group, const Parameters& parameters) {
+  const auto is_there = [&](const at::Tensor& tensor, const at::Tensor& place) {
+    return tensor.data_ptr() == place.data_ptr() && tensor.strides() == place.strides();
+  };
+  if (!values_.defined() || values_.numel() != flat_.numel()) {
+    values_ = group.empty({flat_.numel()}, flat_.options());
+    values_.zero_();
+  }
+  const at::NoGradGuard no_grad;
+  const auto places = views_of(values_, parameters);
+  for (size_t slot = 0; slot < members_.size(); ++slot) {
+    auto tensor = parameters[members_[slot]].tensor;
+    if (is_there(tensor, places[slot])) continue;
+    places[slot].copy_(tensor);
+    tensor.set_data(places[slot]);
   }
 }
 
@@ -61,7 +92,12 @@ void Bucket::move_to(ProcessGroup& group, const Parameters& parameters) {
   }
   const auto before = flat_;
   allocate(group, parameters);
-  flat_.copy_(before);
+  const auto same = std::min(flat_.numel(), before.numel());
+  flat_.narrow(0, 0, same).copy_(before.narrow(0, 0, same));
+  if (values_.defined()) {
+    values_.reset();
+    gather_parameters(group, parameters);
+  }
   for (const auto slot : held) parameters[members_[slot]].tensor.mutable_grad() = views_[slot].data();
 }
 

@@ -9,6 +9,7 @@
 
 #include <lockstep/process_group.h>
 
+#include "comm/range.h"
 #include "reducer/parameter.h"
 
 namespace lockstep::reducer {
@@ -31,6 +32,13 @@ class Bucket {
   at::Tensor& flat() { return flat_; }
   const at::Tensor& flat() const { return flat_; }
   const at::Tensor& view(size_t slot) const { return views_[slot]; }
+  // The elements of a slot in flat(), without padding.
+  comm::Range range(size_t slot) const;
+
+  // Moves the parameters into memory of the group, where they lie as their gradients in flat(): values().
+  // Does nothing if they are there. Not for sparse buckets.
+  void gather_parameters(ProcessGroup& group, const Parameters& parameters);
+  const at::Tensor& values() const { return values_; }  // undefined if they were never moved
 
   // `as_view`: .grad is the bucket's memory; otherwise they are separate, and bytes are copied. `factor`: the
   // gradient is multiplied by it when it is copied in.
@@ -50,9 +58,12 @@ class Bucket {
   // Whether this gradient is already stored in the slot.
   bool holds(size_t slot, const at::Tensor& gradient) const;
 
+  // A tensor of this memory for each member, with its strides.
+  std::vector<at::Tensor> views_of(const at::Tensor& flat, const Parameters& parameters) const;
+
   std::vector<size_t> members_;
   bool sparse_;
-  at::Tensor flat_;
+  at::Tensor flat_, values_;
   std::vector<at::Tensor> views_;
 };
 

@@ -102,4 +102,12 @@ Error no_exception(const ProcessGroup& group) {
        .hint = "check the communication hook: it must throw classes that derive from std::exception"}));
 }
 
+UsageError no_pass_to_update(const ProcessGroup& group) {
+  return UsageError(base::compose(
+      {.what = "a sharded optimizer has no gradients to step with",
+       .where = where(group),
+       .evidence = "there was no synchronised backward pass since the optimizer was constructed",
+       .hint = "call backward() outside of no_sync() before step(), on all ranks"}));
+}
+
 }  // namespace lockstep::reducer

@@ -42,7 +42,11 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
                      .device = tensor.device(),
                      .sparse = sparse[i]});
   }
-  for (auto& members : make_plan(items, order, caps_)) {
+  auto caps = caps_;
+  if (caps.follow_transport) {
+    caps.others = std::min(caps.others, comm::generation_of(*group_)->transport->bucket_bytes());
+  }
+  for (auto& members : make_plan(items, order, caps)) {
     const bool is_sparse = sparse[members.front()];
     for (size_t slot = 0; slot < members.size(); ++slot) {
       places_[members[slot]] = {.bucket = buckets_.size(), .slot = slot};
@@ -63,6 +67,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
   }
   streams_.resize(buckets_.size());
   launched_.reserve(buckets_.size());
+  gather_parameters();
   planned_for_ = comm::generation_number(*group_);
   timeline_.begin(buckets_.size());
 }
@@ -106,6 +111,7 @@ void Launcher::follow_generation() {
     }
   }
   planned_for_ = generation_->generation;
+  laid_out_ = false;  // this rank may update another part
 }
 
 void Launcher::check_device(const Parameter& parameter) const {
@@ -120,9 +126,10 @@ void Launcher::check_device(const Parameter& parameter) const {
                      .hint = refusal.hint}));
 }
 
-// A hook does the division itself.
+// A hook does the division itself, and so does an update.
 double Launcher::factor_of(const Bucket& bucket) const {
-  return bucket.sparse() || hook_ ? 1 : mean_.factor(bucket.flat().scalar_type());
+  return bucket.sparse() || hook_ || reduces_in_update(bucket) ? 1
+                                                               : mean_.factor(bucket.flat().scalar_type());
 }
 
 void Launcher::filled(const Place& place) {
@@ -186,6 +193,8 @@ void Launcher::launch(size_t index) {
     if (bucket.sparse()) {
       const auto& parameter = parameters_[bucket.members().front()].tensor;
       launched.sparse.emplace(parameter.grad(), parameter);
+    } else if (reduces_in_update(bucket)) {
+      // Its gradients stay where they are.
     } else if (hook_) {
       auto described = describe(index);
       launched.answer = hook_(described, *group_);
@@ -243,6 +252,7 @@ at::Tensor Launcher::wait_for(size_t index) {
     mean_.finish(flat);
     return {};
   }
+  if (!launched.answer) return {};
   const auto averaged = launched.answer->wait();
   if (averaged.numel() != flat.numel()) {
     throw UsageError(base::compose({.what = "the communication hook returned a tensor of the wrong size",
@@ -269,6 +279,10 @@ void Launcher::finish(const std::function<std::vector<bool>()>& used_anywhere) {
   start_sparse();
   wait_for_all(true);
   const auto used = used_anywhere();
+  idle_.assign(parameters_.size(), false);
+  for (size_t member = 0; member < parameters_.size(); ++member) {
+    idle_[member] = places_[member].bucket == SIZE_MAX || (places_[member].bystander && !used[member]);
+  }
   for (size_t index = 0; index < buckets_.size(); ++index) hand_out(index, sparse_averages[index], used);
 }
 
@@ -281,6 +295,9 @@ void Launcher::hand_out(size_t index, const at::Tensor& sparse_average, const st
       bucket.restore(slot, place.lent);
     } else if (bucket.sparse()) {
       parameters_[member].tensor.mutable_grad() = sparse_average;
+    } else if (place.bystander && !launched_[index].call && !launched_[index].answer) {
+      // Held: there is no average to hand out.
+      bucket.restore(slot, place.lent);
     } else {
       bucket.hand_out(slot, parameters_[member].tensor, as_view_);
     }
@@ -303,6 +320,102 @@ void Launcher::drop() {
     place.bystander = false;
     place.lent.reset();
   }
+}
+
+// ---- Updates
+
+bool Launcher::holds(const Bucket& bucket) const {
+  return hold_ != Hold::Nothing && !bucket.sparse() && bucket.flat().scalar_type() == at::kFloat &&
+         bucket.flat().is_cpu();
+}
+
+bool Launcher::reduces_in_update(const Bucket& bucket) const {
+  return hold_ == Hold::Own && !hook_ && holds(bucket);
+}
+
+bool Launcher::holds(size_t parameter) const {
+  const auto& place = places_[parameter];
+  return place.bucket != SIZE_MAX && holds(buckets_[place.bucket]);
+}
+
+void Launcher::hold(Hold what) {
+  hold_ = what;
+  gather_parameters();
+}
+
+void Launcher::gather_parameters() {
+  laid_out_ = false;
+  for (auto& bucket : buckets_) {
+    if (holds(bucket)) bucket.gather_parameters(*group_, parameters_);
+  }
+}
+
+// With a hook, or averages: all ranks have the same values, of which the largest is one of them.
+comm::Request Launcher::update_of(Bucket& bucket) const {
+  auto request =
+      comm::all_reduce_of(bucket.flat(), reduces_in_update(bucket) ? ReduceOp::Avg : ReduceOp::Max);
+  request.name = "update";
+  request.take[0] = {static_cast<std::byte*>(bucket.values().data_ptr()), bucket.values().nbytes()};
+  request.keep = {bucket.flat(), bucket.values()};
+  return request;
+}
+
+Held Launcher::describe_held(const Bucket& bucket, const comm::Request& request) const {
+  Held held{.values = bucket.values(), .slots = {}, .mine = comm::updated_ranges(*generation_, request)};
+  for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+    const auto member = bucket.members()[slot];
+    held.slots.push_back({member, bucket.range(slot), !is_idle(member)});
+  }
+  return held;
+}
+
+template <class Exchange>
+void Launcher::for_each_held(Exchange&& exchange) {
+  generation_ = comm::generation_of(*group_);
+  const auto forget = std::shared_ptr<void>(nullptr, [this](void*) { generation_.reset(); });
+  if (planned_for_ != generation_->generation) follow_generation();
+  std::vector<size_t> indices;
+  std::vector<comm::Request> requests;
+  std::vector<Held> held;
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    auto& bucket = buckets_[index];
+    if (!holds(bucket)) continue;
+    // What the user has replaced since the pass.
+    for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+      const auto member = bucket.members()[slot];
+      if (!is_idle(member)) bucket.take_in(slot, parameters_[member].tensor, as_view_, 1);
+    }
+    indices.push_back(index);
+    requests.push_back(update_of(bucket));
+    held.push_back(describe_held(bucket, requests.back()));
+  }
+  exchange(
+      held,
+      [&](size_t i, comm::Transform& transform) {
+        on_behalf_of(indices[i], [&] { comm::update(*generation_, requests[i], transform); });
+      },
+      requests);
+}
+
+void Launcher::update(Updater& updater) {
+  for_each_held([&](const std::vector<Held>& held, const auto& run, auto&) {
+    if (!std::exchange(laid_out_, true)) updater.laid_out(held);
+    for (size_t i = 0; i < held.size(); ++i) {
+      run(i, updater.transform(i, held[i]));
+      for (const auto& slot : held[i].slots) {
+        if (slot.used) parameters_[slot.parameter].tensor.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  });
+}
+
+void Launcher::measure(const std::function<comm::Transform&(const Held&)>& transform_of) {
+  for_each_held([&](const std::vector<Held>& held, const auto& run, auto& requests) {
+    for (size_t i = 0; i < held.size(); ++i) {
+      requests[i].take[0].bytes = 0;
+      run(i, transform_of(held[i]));
+    }
+  });
 }
 
 // ---- Descriptions and statistics

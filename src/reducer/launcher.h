@@ -23,6 +23,7 @@
 #include "reducer/sparse.h"
 #include "reducer/streams.h"
 #include "reducer/timeline.h"
+#include "reducer/updater.h"
 
 namespace lockstep::reducer {
 
@@ -54,6 +55,15 @@ class Launcher {
   // Forgets launched buckets and added gradients. Does not block.
   void drop();
 
+  // From the next pass on.
+  void hold(Hold what);
+  // Whether the gradients of this parameter are held, once there is a plan.
+  bool holds(size_t parameter) const;
+  // Blocks; all ranks must call it, after a pass. Which gradients exist was settled in that pass.
+  void update(Updater& updater);
+  // The same, but the parameters stay as they are: for a transform that only looks at the averages.
+  void measure(const std::function<comm::Transform&(const Held&)>& transform_of);
+
   DdpStats stats() const;
   void log() const { timeline_.log(); }
 
@@ -63,13 +73,21 @@ class Launcher {
     bool bystander = false;              // in this pass
     at::Tensor lent = {};                // the gradient of a bystander, to be restored
   };
-  // A launched bucket: one of the three is set.
+  // A launched bucket: one of the three is set, or none if its gradients are held.
   struct Launched {
     std::shared_ptr<Work::State> call;
     std::optional<CommResult> answer;
     std::optional<SparseExchange> sparse;
   };
 
+  bool holds(const Bucket& bucket) const;
+  bool reduces_in_update(const Bucket& bucket) const;
+  bool is_idle(size_t parameter) const { return parameter < idle_.size() && idle_[parameter]; }
+  void gather_parameters();
+  template <class Exchange>
+  void for_each_held(Exchange&& exchange);
+  Held describe_held(const Bucket& bucket, const comm::Request& request) const;
+  comm::Request update_of(Bucket& bucket) const;
   void follow_generation();
   void check_device(const Parameter& parameter) const;
   Mean::Dtypes free_averages() const;
@@ -97,6 +115,9 @@ class Launcher {
   std::vector<size_t> pending_;   // places of each bucket that are not filled yet
   std::vector<Streams> streams_;  // on which they were filled
   uint64_t planned_for_ = 0;      // the generation that the buckets fit
+  Hold hold_ = Hold::Nothing;
+  bool laid_out_ = false;   // the updater knows the buckets
+  std::vector<bool> idle_;  // parameters that no rank has used in the last pass
 
   // State of the current pass.
   std::shared_ptr<ProcessGroup::Impl> generation_;

@@ -19,6 +19,8 @@ struct PlanItem {
 struct PlanCaps {
   size_t first = 0;  // of the first bucket of each dtype and device
   size_t others = 0;
+  // Whether `others` may be reduced to what the transport needs (comm::Transport::bucket_bytes).
+  bool follow_transport = false;
 };
 
 // Returns the buckets in the order in which they are launched, each as a list of items in the order in which

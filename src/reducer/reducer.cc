@@ -204,6 +204,7 @@ void Reducer::end() {
   launcher_.end_pass();
   launcher_.log();
   tracker_.end_pass();
+  has_gradients_ = true;
   guarded([&] { owner_.after_pass(true, bypassed); });
 }
 
@@ -238,6 +239,31 @@ Flags Reducer::requires_grad() const {
   flags.reserve(parameters_.size());
   for (const auto& parameter : parameters_) flags.push_back(parameter.tensor.requires_grad());
   return flags;
+}
+
+// ---- Updates
+
+void Reducer::hold(Hold what) {
+  const std::lock_guard lock(mutex_);
+  launcher_.hold(what);
+}
+
+void Reducer::update(Updater& updater) {
+  const std::lock_guard lock(mutex_);
+  guarded([&] {
+    if (!has_gradients_) throw no_pass_to_update(*group_);
+    const at::NoGradGuard no_grad;
+    launcher_.update(updater);
+  });
+}
+
+void Reducer::measure(const std::function<comm::Transform&(const Held&)>& transform_of) {
+  const std::lock_guard lock(mutex_);
+  guarded([&] {
+    if (!has_gradients_) throw no_pass_to_update(*group_);
+    const at::NoGradGuard no_grad;
+    launcher_.measure(transform_of);
+  });
 }
 
 // ---- The first pass

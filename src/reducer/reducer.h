@@ -59,6 +59,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // complete.
   void shadow(Turn turn);
 
+  // For an optimizer that updates the parameters from the buckets.
+  void hold(Hold what);
+  bool holds(size_t parameter) const { return launcher_.holds(parameter); }
+  const Parameters& parameters() const { return parameters_; }
+  // Blocks; all ranks must call it after a synchronised pass.
+  void update(Updater& updater);
+  // The same for a transform that only looks at the averages.
+  void measure(const std::function<comm::Transform&(const Held&)>& transform_of);
+
   DdpStats stats() const { return launcher_.stats(); }
 
  private:
@@ -94,6 +103,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::mutex mutex_;
   Tracker tracker_;
   Launcher launcher_;
+  bool has_gradients_ = false;  // of a synchronised pass, for an update
 };
 
 }  // namespace lockstep::reducer

@@ -1,6 +1,7 @@
 #include "rendezvous/foreign_store.h"
 
 #include <fmt/format.h>
+#include <sstream>
 #include <thread>
 
 #include <lockstep/error.h>
@@ -118,21 +119,32 @@ int64_t ForeignStore::count(Deadline deadline) {
   return within(deadline, [](c10d::Store& store) { return store.getNumKeys(); });
 }
 
-// Each rank erases its own keys: such a store does not count the ranks that have released them.
-void ForeignStore::forget(const std::string& prefix, int) noexcept {
+// A rank may still be reading what another one has written, so the last rank erases the keys of all: each
+// leaves a list of its own.
+void ForeignStore::forget(const std::string& prefix, int holders) noexcept {
   try {
-    std::vector<std::string> keys;
+    std::string keys;
     {
       const std::lock_guard lock(mutex_);
       std::erase_if(written_, [&](const std::string& key) {
         if (!key.starts_with(prefix)) return false;
-        keys.push_back(key);
+        keys += key + '\n';
         return true;
       });
     }
     if (stuck_) return;
-    base::run_aside([store = store_, keys = std::move(keys)] {
-      for (const auto& key : keys) store->deleteKey(key);
+    base::run_aside([store = store_, prefix, holders, keys = std::move(keys)] {
+      const auto list_of = [&](int64_t holder) { return fmt::format("{}/forgotten/{}", prefix, holder); };
+      const auto begun = prefix + "/forgotten/begun", done = prefix + "/forgotten/done";
+      store->set(list_of(store->add(begun, 1)), as_bytes_of_store(keys));
+      if (store->add(done, 1) < holders) return;
+      for (int holder = 1; holder <= holders; ++holder) {
+        std::istringstream list(as_text_of_store(store->get(list_of(holder))));
+        for (std::string key; std::getline(list, key);) store->deleteKey(key);
+        store->deleteKey(list_of(holder));
+      }
+      store->deleteKey(begun);
+      store->deleteKey(done);
     });
   } catch (const std::exception& error) {
     base::log_debug("cannot erase keys of the store: {}", error.what());

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <poll.h>
+#include <set>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,7 +20,7 @@ namespace lockstep::rendezvous {
 
 namespace {
 
-constexpr int kFactsVersion = 5;
+constexpr int kFactsVersion = 7;
 
 std::string pid_namespace() {
   std::error_code no_proc;
@@ -36,6 +37,7 @@ RankFacts facts_of_this_process(int rank, int world_size) {
           .host = base::host_name(),
           .machine = base::machine_identity(),
           .loopback = base::network_identity(),
+          .kernel = base::kernel_identity(),
           .pid_namespace = pid_namespace(),
           .pid = ::getpid(),
           .cpus = tuning::format_cpu_list(tuning::affinity_of())};
@@ -48,11 +50,13 @@ std::string encode_facts(const RankFacts& facts) {
                         {"host", facts.host},
                         {"machine", facts.machine},
                         {"loopback", facts.loopback},
+                        {"kernel", facts.kernel},
                         {"pid_namespace", facts.pid_namespace},
                         {"pid", facts.pid},
                         {"cpus", facts.cpus},
                         {"network", network::to_json(facts.network)},
                         {"backend", facts.backend},
+                        {"link", facts.link},
                         {"no_shm", facts.no_shm},
                         {"own_seed", facts.own_seed},
                         {"cuda_devices", facts.cuda_devices}}
@@ -70,11 +74,13 @@ RankFacts decode_facts(const std::string& text) {
       facts.host = json.at("host");
       facts.machine = json.at("machine");
       facts.loopback = json.at("loopback");
+      facts.kernel = json.at("kernel");
       facts.pid_namespace = json.at("pid_namespace");
       facts.pid = json.at("pid");
       facts.cpus = json.at("cpus");
       facts.network = network::offer_from_json(json.at("network"));
       facts.backend = json.at("backend");
+      facts.link = json.at("link");
       facts.no_shm = json.at("no_shm");
       facts.own_seed = json.at("own_seed");
       facts.cuda_devices = json.at("cuda_devices");
@@ -102,6 +108,17 @@ Placement placement_of(int rank, const std::vector<RankFacts>& ranks) {
   placement.node_rank =
       static_cast<int>(std::find(machines.begin(), machines.end(), ranks[rank].machine) - machines.begin());
   return placement;
+}
+
+bool is_crowded(int rank, const std::vector<RankFacts>& ranks) {
+  size_t neighbours = 0;
+  std::set<int> cpus;
+  for (const auto& other : ranks) {
+    if (other.kernel != ranks[rank].kernel) continue;
+    ++neighbours;
+    for (const int cpu : tuning::parse_cpu_list(other.cpus)) cpus.insert(cpu);
+  }
+  return neighbours > cpus.size();
 }
 
 bool is_stopped(int pid) {

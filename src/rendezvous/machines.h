@@ -18,11 +18,13 @@ struct RankFacts {
   std::string host;      // the name of the machine, for messages
   std::string machine;   // base::machine_identity()
   std::string loopback;  // base::network_identity()
+  std::string kernel;    // base::kernel_identity()
   std::string pid_namespace;
   int pid = 0;
   std::string cpus;                       // the CPUs it may use, before tuning
   network::Offer network;                 // its addresses, for ranks on other machines
   std::string backend;                    // the one that was requested
+  std::string link;                       // the engine between machines that was requested
   std::string no_shm;                     // why it cannot share memory with other processes; empty: it can
   uint64_t own_seed = 0;                  // of its random generator; 0 if the program has set it
   std::vector<std::string> cuda_devices;  // the identities of those that it sees, by index
@@ -46,6 +48,9 @@ struct Placement {
 };
 // Machines are numbered in the order of their lowest rank.
 Placement placement_of(int rank, const std::vector<RankFacts>& ranks);
+
+// Whether the ranks that share this rank's kernel, on this machine and others, are more than their CPUs.
+bool is_crowded(int rank, const std::vector<RankFacts>& ranks);
 
 // Whether a process on this machine is alive but not running: stopped by a signal or a debugger.
 bool is_stopped(int pid);

@@ -110,6 +110,15 @@ void check_backends(const RankFacts& mine, const RankFacts& other) {
                      .hint = "request the same backend in every process"}));
 }
 
+void check_links(const RankFacts& mine, const RankFacts& other) {
+  if (other.link == mine.link) return;
+  throw MismatchError(
+      base::compose({.what = "the ranks request different links between machines",
+                     .evidence = fmt::format("{} requests \"{}\", {} requests \"{}\"", mine.describe(),
+                                             mine.link, other.describe(), other.link),
+                     .hint = "give every process the same LOCKSTEP_LINK"}));
+}
+
 [[noreturn]] void throw_lost(int rank, int world_size, int other) {
   throw PeerLostError(
       base::compose({.what = fmt::format("rank {} ended before all ranks had met", other),
@@ -184,6 +193,7 @@ std::vector<RankFacts> meet(KeyStore& store, const RankFacts& mine, base::Deadli
     const auto other = decode_facts(text);
     check_world(mine, other);
     check_backends(mine, other);
+    check_links(mine, other);
   };
   const auto said = collect(*meeting, mine.rank, mine.world_size, deadline, check);
   std::vector<RankFacts> ranks;

@@ -13,7 +13,7 @@
 namespace lockstep::rendezvous {
 
 // Blocks until all ranks have arrived, and returns their facts, by rank. Throws, on every rank that has
-// arrived, MismatchError if two processes claim one rank, or if the world sizes or backends differ;
+// arrived, MismatchError if two processes claim one rank, or if the world sizes, backends or links differ;
 // PeerLostError if a rank ends before it has arrived; TimeoutError with the missing ranks. `store` must
 // contain no keys of another meeting.
 std::vector<RankFacts> meet(KeyStore& store, const RankFacts& mine, base::Deadline deadline);

@@ -5,6 +5,7 @@
 
 #include "shm/copy.h"
 #include "shm/mismatch.h"
+#include "shm/update.h"
 
 namespace lockstep::shm {
 
@@ -34,6 +35,7 @@ void check_calls(const Board& board, const Call& call) {
 Where expose(Board& board, Relocated& relocated, Call& call, CallSlot& slot) {
   const auto& request = call.request;
   slot.call.bytes = slot.call.largest = slot.call.offset = 0;
+  if (request.kind == Kind::Update) return expose_update(board, call, slot);
   if (!is_giver(request, board.rank())) return Where::Nowhere;
   for (const auto& piece : request.give) {
     slot.call.bytes += piece.bytes;
@@ -69,6 +71,12 @@ Where expose(Board& board, Relocated& relocated, Call& call, CallSlot& slot) {
 void begin(Board& board, Call& call, uint64_t& next_round) {
   check_calls(board, call);
   const auto& request = call.request;
+  if (request.kind == Kind::Update) {
+    call.algorithm = Algorithm::Update;
+    call.reads_registered = true;
+    call.first_round = next_round++;
+    return;
+  }
   const bool personal = pattern_of(request.kind).personal;
   bool all_registered = true;
   size_t largest_staged = 0;

@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "comm/request.h"
+#include "comm/update.h"
 #include "shm/kernels.h"
 #include "shm/operation.h"
 
@@ -20,7 +21,8 @@ using comm::Request;
 enum class Algorithm : uint8_t {
   Exchange,  // exchange.h: each rank reads what it takes
   Claims,    // all_reduce.h: all memory is registered, so any rank can reduce any chunk for all ranks
-  Parts      // all_reduce.h: each rank reduces its part of each staged chunk; then all ranks read all parts
+  Parts,     // all_reduce.h: each rank reduces its part of each staged chunk; then all ranks read all parts
+  Update     // update.h
 };
 
 // How many of the chunks that any rank can reduce a thread claims.
@@ -53,6 +55,7 @@ struct Call : Operation {
   // For a call whose request depends on the results of earlier calls: makes the request when those have
   // finished. Called with the endpoint's lock held. Until then, only the kind of `request` is set.
   std::function<Request()> prepare;
+  comm::Transform* transform = nullptr;  // of an update
   // A call to start together with this one, directly before it.
   Call* predecessor = nullptr;
 

@@ -22,6 +22,10 @@ using namespace std::chrono_literals;
 
 // How long a waiting thread spins before it sleeps. Longer than the kernel takes to wake it.
 constexpr auto kSpin = 100us;
+// With more ranks than CPUs. It yields meanwhile: the awaited rank may need this CPU.
+constexpr auto kCrowdedSpin = 20us;
+// The same for a part of a call of several machines: the awaited rank may be waiting for the network.
+constexpr auto kCrowdedPartSpin = 60us;
 
 // The number of CPUs that the ranks may use together.
 size_t cpus_of(const std::vector<Peer>& peers) {
@@ -97,7 +101,8 @@ Endpoint::Endpoint(const Endpoint& data, Lane lane)
       relocated_(data.relocated_),
       mine_(words_in(*segment_, lane_, world_size_)),
       mine_in_other_lane_(words_in(*segment_, other(lane_), world_size_)),
-      mesh_(data.mesh_) {}
+      mesh_(data.mesh_),
+      crowded_(data.crowded_) {}
 
 std::shared_ptr<Endpoint> Endpoint::control_lane() {
   const Lock lock(mutex_);
@@ -138,13 +143,13 @@ void Endpoint::open() {
     memories.push_back(peer.memory);
   }
   const auto cpus = cpus_of(mesh_->peers());
-  // With more ranks than CPUs, spinning would only keep the awaited rank from running.
-  const bool crowded = mesh_->peers().size() > cpus;
+  crowded_ = crowded_ || mesh_->peers().size() > cpus;
   const auto spin = base::env_int("LOCKSTEP_SPIN_US", 0, 1000000);
   inline_progress_ = advances_inline(mesh_->peers().size() * at::get_num_threads() < cpus);
-  spin_ = spin ? std::chrono::microseconds(*spin) : crowded ? 0us : kSpin;
-  other_lane_.emplace(rank_, other(lane_), segments, memories, crowded);
-  board_.emplace(rank_, lane_, std::move(segments), std::move(memories), crowded);
+  const auto own_spin = !crowded_ ? kSpin : names_.of_parts() ? kCrowdedPartSpin : kCrowdedSpin;
+  spin_ = spin ? std::chrono::microseconds(*spin) : own_spin;
+  other_lane_.emplace(rank_, other(lane_), segments, memories, crowded_);
+  board_.emplace(rank_, lane_, std::move(segments), std::move(memories), crowded_);
   if (messages_arena_) messages_.emplace(*board_, *messages_arena_);
   if (failure_) publish_failure();
   while (!waiting_messages_.empty()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <lockstep/error.h>
 
@@ -13,6 +14,7 @@
 #include "shm/exchange.h"
 #include "shm/mismatch.h"
 #include "shm/started.h"
+#include "shm/update.h"
 
 namespace lockstep::shm {
 
@@ -94,6 +96,19 @@ void Endpoint::run(Request& request) {
     Call call(request);
     run(call);
   }
+}
+
+void Endpoint::update(Request& request, comm::Transform& transform) {
+  request.kind = Kind::Update;
+  Call call(request);
+  call.transform = &transform;
+  run(call);
+}
+
+std::vector<comm::Range> Endpoint::updated_ranges(const Request& request) const {
+  const auto element_bytes = c10::elementSize(request.dtype);
+  return {updated_part(rank_, world_size_, static_cast<int64_t>(request.give[0].bytes / element_bytes),
+                       element_bytes)};
 }
 
 std::shared_ptr<Work::State> Endpoint::start(Request&& request) {
@@ -318,6 +333,9 @@ bool Endpoint::run_calls(Effort effort) {
       case Algorithm::Parts:
         moved |= step_parts(*board_, call);
         break;
+      case Algorithm::Update:
+        moved |= step_update(*board_, call);
+        break;
     }
     if (call.stage != Stage::Finished) return moved;
     if (call.reads_registered) board_->throw_if_peer_failed();
@@ -411,9 +429,14 @@ Endpoint::WaitResult Endpoint::wait(Lock& lock, Operation& operation,
       const auto now = Clock::now();
       if (spin_until == kUnset) spin_until = now + spin_;
       if (now < spin_until) {
-        // Gives other threads of this rank a chance to take the lock.
+        // Gives other threads of this rank a chance to take the lock and, if another rank may need this CPU,
+        // that one. Otherwise it does not yield: beside other processes, that could cost a time slice.
         lock.unlock();
-        relax();
+        if (crowded_) {
+          ::sched_yield();
+        } else {
+          relax();
+        }
         lock.lock();
         continue;
       }

@@ -1,5 +1,5 @@
 // One rank's side of a shared-memory group: starts calls and messages, advances them, and waits for the other
-// ranks. It is the transport of lockstep's groups. shm_c10d/ implements c10d's interface on top of it.
+// ranks. It is the transport of lockstep's groups. c10d_face/ implements c10d's interface on top of it.
 //
 // start() does not block. An operation is advanced by the thread that waits for it, by any other thread that
 // waits at this endpoint, or, if none waits, by the endpoint's background thread, which sleeps while other
@@ -39,7 +39,9 @@
 
 namespace lockstep::shm {
 
-class Endpoint final : public comm::Transport, public std::enable_shared_from_this<Endpoint> {
+class Endpoint final : public comm::Transport,
+                       private comm::OnePass,
+                       public std::enable_shared_from_this<Endpoint> {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -54,13 +56,14 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   std::shared_ptr<Endpoint> control_lane();
   ~Endpoint() override;
 
+  // Before connecting: with ranks of other endpoints, there are more ranks than CPUs.
+  void expect_crowd() { crowded_ = true; }
   // Call one of the two, once. Operations advance when all ranks are connected.
   void connect();                // in this thread; throws its errors
   void connect_in_background();  // an error becomes the endpoint's first error
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  uint64_t calls() const { return next_number_; }  // collectives begun
   std::chrono::milliseconds timeout() const { return timeout_; }
   std::string name_of(int rank) const;  // "rank 1 (pid 4711, host node0)"
 
@@ -68,9 +71,11 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   bool averages(c10::ScalarType dtype, c10::Device device) const override;
   bool supplies_memory(c10::Device device) const override { return device.is_cpu(); }
   bool needs_polling() const override { return true; }
+  uint64_t calls() const override { return next_number_; }
   bool reports_failures() const override { return true; }
   void run(Request& request) override;
   std::shared_ptr<Work::State> start(Request&& request) override;
+  comm::OnePass* one_pass() override { return this; }
   void fail(const Error& why) noexcept override { fail(std::string(why.kind()), why.what()); }
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   bool supplied(const at::Tensor& tensor) const override;
@@ -121,6 +126,9 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   Endpoint(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, RankNames names,
            std::chrono::milliseconds timeout, std::string group, const ProcessMemory& memory);
   Endpoint(const Endpoint& data, Lane lane);
+  // comm::OnePass
+  void update(Request& request, comm::Transform& transform) override;
+  std::vector<comm::Range> updated_ranges(const Request& request) const override;
   void throw_if_forked() const;
 
   // All functions below: with the lock held.
@@ -193,6 +201,7 @@ class Endpoint final : public comm::Transport, public std::enable_shared_from_th
   std::optional<Board> other_lane_;
   std::optional<Messages> messages_;
   std::vector<Message*> waiting_messages_;  // started before all ranks were connected
+  bool crowded_ = false;                    // more ranks than CPUs
   std::chrono::microseconds spin_{0};
   std::optional<FirstError> failure_;
 

@@ -92,6 +92,9 @@ std::vector<int> late_ranks(const Board& board, const Call& call) {
   if (call.algorithm == Algorithm::Claims) {
     blocking = other_ranks_where(
         board, [&](int rank) { return board.read(&RankWords::working, rank) == call.number + 1; });
+  } else if (call.algorithm == Algorithm::Update) {
+    blocking = other_ranks_where(
+        board, [&](int rank) { return board.read(&RankWords::reduced, rank) <= call.first_round; });
   } else if (call.rounds != 0) {
     const Rounds rounds(board, call);
     blocking = other_ranks_where(board, [&](int rank) { return rounds.can_advance(rank); });

@@ -16,6 +16,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <lockstep/error.h>
+#include <lockstep/sharded_optimizer.h>
 
 #include "base/error_text.h"
 #include "base/log.h"
@@ -258,7 +259,31 @@ OptimizerState optimizer_in(const Document& document, const std::string& name, c
   return state;
 }
 
+// A sharded optimizer takes the state from LibTorch's.
+std::function<void()> prepare_any_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                                            const NamedTensors& names) {
+  auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer);
+  if (sharded == nullptr) return prepare_optimizer(optimizer, state, names);
+  const std::shared_ptr<torch::optim::Optimizer> plain = sharded->blank_plain();
+  return [sharded, plain, change = prepare_optimizer(*plain, state, names)] {
+    change();
+    sharded->from_plain(*plain);
+  };
+}
+
 }  // namespace
+
+Gathered gather(const std::vector<SnapshotPart>& parts) {
+  Gathered gathered;
+  for (const auto& part : parts) {
+    auto* const* const optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing());
+    auto* const sharded = optimizer != nullptr ? dynamic_cast<ShardedOptimizer*>(*optimizer) : nullptr;
+    auto plain = sharded != nullptr ? sharded->to_plain(ShardedOptimizer::Receivers::Rank0) : nullptr;
+    gathered.parts.push_back(plain ? SnapshotPart(part.name(), *plain) : part);
+    if (plain) gathered.made.push_back(std::move(plain));
+  }
+  return gathered;
+}
 
 Document capture(const std::vector<SnapshotPart>& parts, const Position& position,
                  const std::vector<at::Tensor>& generators) {
@@ -337,7 +362,7 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
       if (saved.is_null()) throw_missing(document.about, kind, part.name());
       if (optimizer) {
         changes.emplace_back(
-            prepare_optimizer(**optimizer, optimizer_in(document, part.name(), saved), parameters));
+            prepare_any_optimizer(**optimizer, optimizer_in(document, part.name(), saved), parameters));
       } else if (scheduler) {
         rates.emplace_back(prepare_scheduler(*scheduler, saved));
       } else {

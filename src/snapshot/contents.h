@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,14 @@
 #include "snapshot/named_tensors.h"
 
 namespace lockstep::snapshot {
+
+// The parts as rank 0 saves them: in place of a sharded optimizer, LibTorch's with the state of all ranks.
+// All ranks must call it; it blocks. The other ranks get the parts unchanged.
+struct Gathered {
+  std::vector<SnapshotPart> parts;
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> made;
+};
+Gathered gather(const std::vector<SnapshotPart>& parts);
 
 // generators: the random state of each rank. The document refers to the tensors of the parts; it does not
 // copy them.

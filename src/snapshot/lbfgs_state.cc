@@ -8,9 +8,11 @@
 #include <c10/core/ScalarType.h>
 
 #include "compat/optimizer.h"
-#include "snapshot/optimizer_kinds.h"
+#include "optim/kinds.h"
 
 namespace lockstep::snapshot {
+
+using namespace optim;
 
 using nlohmann::json;
 using LbfgsState = LbfgsKind::State;

@@ -15,13 +15,14 @@
 
 #include "base/error_text.h"
 #include "compat/optimizer.h"
+#include "optim/kinds.h"
 #include "snapshot/lbfgs_state.h"
-#include "snapshot/optimizer_kinds.h"
 #include "snapshot/optimizer_parts.h"
 
 namespace lockstep::snapshot {
 
 using nlohmann::json;
+using namespace optim;
 
 namespace {
 

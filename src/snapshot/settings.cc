@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include <lockstep/sharded_optimizer.h>
+
 #include "base/error_text.h"
 #include "base/log.h"
 #include "base/printable.h"
@@ -86,7 +88,8 @@ Settings settings_of(const std::vector<SnapshotPart>& parts) {
   Settings all;
   for (const auto& part : parts) {
     if (auto* const* optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing())) {
-      const auto groups = options_of_groups(**optimizer);
+      const auto* const sharded = dynamic_cast<const ShardedOptimizer*>(*optimizer);
+      const auto groups = options_of_groups(sharded != nullptr ? *sharded->blank_plain() : **optimizer);
       for (size_t i = 0; i < groups.size(); ++i) {
         for (const auto& [option, value] : groups[i].items()) {
           all[fmt::format("{} of group {} of the optimizer '{}'", option, i, part.name())] = readable(value);

@@ -129,9 +129,10 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
   at::Tensor generator;
   impl_->agree_with_settings(parts, [&] { generator = generator_state(); });
   const auto generators = group->gather(generator, 0);
+  const auto gathered = snapshot::gather(parts);
   Document document;
   snapshot::agree(*group, [&] {
-    if (impl_->leads()) document = snapshot::capture(parts, position, generators);
+    if (impl_->leads()) document = snapshot::capture(gathered.parts, position, generators);
   });
   under_way = true;
   if (impl_->leads()) {

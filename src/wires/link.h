@@ -29,7 +29,7 @@ namespace lockstep::wires {
 class Link final : public comm::Link {
  public:
   // Messages of up to this size take the wires.
-  static constexpr size_t kLargestBytes = size_t{16} << 10;
+  static constexpr size_t kLargestBytes = size_t{64} << 10;
 
   // `sockets`: by rank; connected, non-blocking; none for ranks that are reached over `other`. `timeout`: of
   // a wait. Throws SystemError.
@@ -37,6 +37,8 @@ class Link final : public comm::Link {
   ~Link() override;
 
   comm::TransferPtr send(int to, int tag, const std::byte* data, size_t bytes, Owner owner) override;
+  comm::TransferPtr send_with_next(int to, int tag, const std::byte* data, size_t bytes,
+                                   Owner owner) override;
   comm::TransferPtr receive(int from, int tag, std::byte* data, size_t bytes, Owner owner) override;
   void hang_up() noexcept override;
 
@@ -58,21 +60,25 @@ class Link final : public comm::Link {
   };
   struct Wire {
     base::Fd socket;
-    std::vector<std::byte> unsent;                                // what did not fit into the socket's buffer
+    std::vector<std::byte> unsent;                                // held back, or too much for the socket
     std::vector<std::byte> received;                              // the beginning of a message
     std::map<int, std::deque<std::shared_ptr<Awaited>>> awaited;  // by tag
     std::map<int, std::deque<std::vector<std::byte>>> early;      // messages that nobody has asked for yet
     std::string fault;                                            // why the connection has ended
   };
 
+  enum class Sent { Now, WithNext };
+  comm::TransferPtr send(Wire& wire, int tag, const std::byte* data, size_t bytes, Sent sent);
   Wire* wire_to(int rank, size_t bytes);
   // All functions below: with the lock held.
   bool move_bytes();
   bool flush(Wire& wire);
   bool read(Wire& wire);
   void deliver(Wire& wire, const Header& header, const std::byte* data);
+  [[noreturn]] void throw_fault(const Wire& wire) const;
   template <class Done>
-  void wait(Lock& lock, const Wire& wire, const std::function<bool()>& hopeless, const Done& done);
+  void wait(Lock& lock, const Wire& wire, size_t bytes, const std::function<bool()>& hopeless,
+            const Done& done);
   void sleep(Lock& lock, bool writes);
 
   const std::shared_ptr<comm::Link> other_;

@@ -50,6 +50,29 @@ TEST_P(Gradients, SurviveWhatUsersDoToThem) {
   });
 }
 
+// 12 MiB in 24 tensors. Between machines, the default size of a bucket is smaller, to overlap more; a size
+// that the user has chosen is kept.
+TEST_P(Gradients, TravelInBucketsThatFitTheTransport) {
+  run([](ProcessGroup& group) {
+    constexpr int64_t kMiB = int64_t{1} << 20;
+    const auto largest_bucket = [&](DdpOptions options) {
+      torch::nn::Sequential net;
+      for (int layer = 0; layer < 24; ++layer) net->push_back(torch::nn::Linear(256, 512));
+      DistributedDataParallel ddp(net, default_group(), std::move(options));
+      at::Tensor loss = torch::zeros({});
+      for (const auto& parameter : ddp.parameters()) loss = loss + parameter.sum();
+      loss.backward();
+      int64_t largest = 0;
+      for (const auto& bucket : ddp.stats().buckets) largest = std::max(largest, bucket.bytes);
+      return largest;
+    };
+    const bool several_machines = group.num_nodes() > 1 && group.backend() == "hybrid";
+    EXPECT_EQ(largest_bucket({}) > 6 * kMiB, !several_machines);
+    EXPECT_GT(largest_bucket({.bucket_cap_mb = 24}), 6 * kMiB);
+    EXPECT_LT(largest_bucket({.bucket_cap_mb = 1}), 2 * kMiB);
+  });
+}
+
 // Zero copy: once a gradient is in its bucket, it stays there.
 TEST_P(Gradients, StayWhereTheyAre) {
   run([](ProcessGroup& group) {

@@ -240,6 +240,7 @@ TEST_P(OtherGroups, ADeathBetweenMeetingAndConnectingIsKnown) {
                                           rendezvous::meeting_point("env://", identity), identity, deadline);
                                       auto facts = rendezvous::facts_of_this_process(1, 3);
                                       facts.backend = GetParam();
+                                      facts.link = "gloo";
                                       rendezvous::meet(*store->under("0/0"), facts, deadline);
                                       ::raise(SIGKILL);
                                     },

@@ -58,6 +58,24 @@ void expect_cover(const std::vector<Range>& ranges, const Range& whole) {
   EXPECT_EQ(at, whole.end());
 }
 
+// Small tensors, too, are on their way before all of them is reduced.
+TEST(Shares, OfSmallTensorsAreSeveralChunks) {
+  const auto topology = topology_of("aabb", 0);
+  EXPECT_EQ(chunks_of(1024, topology, 4).size(), 1u);
+  for (const int64_t kib : {32, 64, 256}) EXPECT_GT(chunks_of(kib << 8, topology, 4).size(), 1u) << kib;
+}
+
+// A bucket keeps network and memory busy at once: it has more than one of the largest chunks.
+TEST(Shares, OfABucketOverlap) {
+  for (const auto& placement : {"ab", "aaaabbbb", "aaaabbbbccccdddd"}) {
+    const auto topology = topology_of(placement, 0);
+    const auto chunks = chunks_of(int64_t{1} << 26, topology, 1);
+    const auto longest = std::max_element(chunks.begin(), chunks.end(),
+                                          [](const Range& a, const Range& b) { return a.count < b.count; });
+    EXPECT_GT(bucket_bytes_for(topology), static_cast<size_t>(longest->count)) << placement;
+  }
+}
+
 TEST(Shares, OfChunksCoverEverything) {
   for (const auto& placement : kPlacements) {
     const auto topology = topology_of(placement, 0);

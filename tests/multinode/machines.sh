@@ -2,7 +2,8 @@
 # directory in $1.
 . "$(dirname "$0")/../launchers/common.sh"
 need_network_namespaces
-multinode_probe=$build/tests/multinode/multinode_probe
+# What the ranks run; may be several words.
+program=$build/tests/multinode/multinode_probe
 prefix=lockstep-mn-$$
 switch=$prefix-switch
 
@@ -38,7 +39,7 @@ make_machines() {
   done
 }
 
-# run_job "RANKS OF MACHINE 0" "RANKS OF MACHINE 1" … -- ARGUMENT…: a job of the probe, in the background. Its outputs
+# run_job "RANKS OF MACHINE 0" "RANKS OF MACHINE 1" … -- ARGUMENT…: a job, in the background. Its outputs
 # are $work/node0 …; await_job waits for it.
 run_job() {
   ranks=
@@ -52,7 +53,7 @@ run_job() {
   pids=
   for local in $ranks; do
     bounded ip netns exec "$(machine $node)" "$lockstep" run --nnodes "$nodes" --node-rank $node \
-      --master-addr 10.77.0.1 --master-port 29500 --nproc-per-node "$local" "$multinode_probe" "$@" \
+      --master-addr 10.77.0.1 --master-port 29500 --nproc-per-node "$local" $program "$@" \
       >"$work/node$node" 2>&1 &
     pids="$pids $!"
     node=$((node + 1))

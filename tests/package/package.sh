@@ -29,6 +29,13 @@ expect "[rank 0] rank 0 of 2: sum 3" "$two"
 expect "[rank 1] rank 1 of 2: sum 3" "$two"
 expect "LibTorch" "$("$work/moved/bin/lockstep" info)"
 
+# The module for MPI is found next to the library.
+if [ -e "$build/src/liblockstep_mpi.so" ] && command -v mpirun >/dev/null; then
+  expect "with LOCKSTEP_LINK=mpi: " "$("$work/moved/bin/lockstep" info)"
+  expect "rank 1 of 2: sum 3" "$(LOCKSTEP_LINK=mpi mpirun --allow-run-as-root --oversubscribe -np 2 \
+    sh -c 'LOCKSTEP_MACHINE=$OMPI_COMM_WORLD_RANK exec "$0"' "$work/foreign/foreign")"
+fi
+
 # The installed files have no debug information; those in the build directory do.
 for file in "$work"/moved/lib/liblockstep.so "$work"/moved/lib/*/liblockstep.so "$work/moved/bin/lockstep"; do
   [ -e "$file" ] || continue
@@ -57,7 +64,7 @@ else
   echo "pkg-config is not installed: lockstep.pc was not tested"
 fi
 
-if grep -rlF "$source" "$work/moved/lib" "$work/moved/include" --include='*.cmake' --include='*.h' --include='*.pc'; then
+if grep -rlE "$source/(src|include|build)" "$work/moved/lib" "$work/moved/include" --include='*.cmake' --include='*.h' --include='*.pc'; then
   echo "package.sh: the installed files name the source directory" >&2
   exit 1
 fi

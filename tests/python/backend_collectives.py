@@ -278,10 +278,12 @@ class Copies(Collective):
             (lambda: dist.all_gather_into_tensor(torch.zeros(1), torch.ones(2), group=self.group),
              "size must be equal"),
             (lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(3), group=self.group), "same size"),
-            (lambda: dist.broadcast(torch.ones(2).to_sparse(), 0, group=self.group), "only supports dense tensors"),
             (lambda: dist.all_to_all_single(torch.zeros(4), torch.ones(4), [1] * self.world, [1] * self.world,
                                             group=self.group), "Split sizes"),
         ]
+        if torch.__version__ < "2":  # the dispatcher of 2 does not pass it on
+            wrong.append((lambda: dist.broadcast(torch.ones(2).to_sparse(), 0, group=self.group),
+                          "only supports dense tensors"))
         for call, said in wrong:
             with self.fails(RuntimeError, said):
                 call()

@@ -3,4 +3,5 @@
 import job
 
 if __name__ == "__main__":
-    job.main("backend_collectives", "backend_messages", "backend_groups", "backend_errors")
+    job.main("backend_collectives", "backend_messages", "backend_groups", "backend_errors",
+             "backend_reconfigure")

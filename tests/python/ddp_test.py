@@ -14,11 +14,11 @@ ROUNDED = ("half precision", "PowerSGD")
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_training.py")
 
 
-def trained(backend, world):
+def trained(backend, world, machines):
     """What each rank found."""
     place = support.Marked()
     try:
-        done = job.run(place, world, SCRIPT, backend, place.folder)
+        done = job.run(place, world, SCRIPT, backend, place.folder, machines=machines)
         if done.returncode != 0:
             raise AssertionError(f"{world} ranks on {backend}: status {done.returncode}\n{done.text}")
         found = []
@@ -33,9 +33,11 @@ def trained(backend, world):
 class Parity:
     """Every way of training that ddp_training.py knows, as a test."""
 
+    machines = None  # one
+
     @classmethod
     def setUpClass(cls):
-        cls.ours, cls.gloos = trained("lockstep", cls.world), trained("gloo", cls.world)
+        cls.ours, cls.gloos = (trained(backend, cls.world, cls.machines) for backend in ("lockstep", "gloo"))
 
     def close(self, ours, gloos, what):
         self.assertEqual(len(ours), len(gloos), what)
@@ -51,12 +53,14 @@ class Parity:
             losses = ours[rank]["losses"]
             self.assertGreaterEqual(len(losses), 10)
             self.assertLess(losses[-1], 10)  # also not NaN
-            if self.world == 2 or way not in ROUNDED:
+            if "missing" not in gloos[0] and (self.world == 2 or way not in ROUNDED):
                 self.close(losses, gloos[rank]["losses"], f"rank {rank}, loss")
                 self.close(ours[rank]["buffers"].values(), gloos[rank]["buffers"].values(), f"rank {rank}, buffer")
         self.assertEqual(len({rank["replica"] for rank in ours}), 1, "the replicas differ")
         # The data of the ranks differs, so equal losses would mean that all ranks see the same.
         self.assertNotEqual(ours[0]["losses"], ours[1]["losses"])
+        if "missing" in gloos[0]:
+            self.skipTest(f"lockstep is as expected, but cannot be compared with this PyTorch's Gloo: {gloos[0]['missing']}")
 
     def test_mlp(self):
         self.same("mlp")
@@ -94,10 +98,13 @@ class Parity:
         for rank in self.ours:
             self.close(rank["hook"]["losses"], rank["mlp"]["losses"], "the hook that averages")
 
-    def test_compressing_hooks(self):
-        for way in ROUNDED:
-            self.same(way)
-            self.assertNotEqual(self.ours[0][way]["losses"], self.ours[0]["mlp"]["losses"])
+    def test_half_precision(self):
+        self.assertNotEqual(self.ours[0]["half precision"]["losses"], self.ours[0]["mlp"]["losses"])
+        self.same("half precision")
+
+    def test_power_sgd(self):
+        self.assertNotEqual(self.ours[0]["PowerSGD"]["losses"], self.ours[0]["mlp"]["losses"])
+        self.same("PowerSGD")
 
     def test_zero_redundancy_optimizer(self):
         self.same("zero")
@@ -114,6 +121,12 @@ class OnTwoRanks(Parity, unittest.TestCase):
 @unittest.skipIf(MISSING, MISSING)
 class OnThreeRanks(Parity, unittest.TestCase):
     world = 3
+
+
+@unittest.skipIf(MISSING, MISSING)
+class OnTwoMachines(Parity, unittest.TestCase):
+    world = 4
+    machines = "aabb"
 
 
 if __name__ == "__main__":

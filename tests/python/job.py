@@ -19,6 +19,9 @@ import unittest
 import support
 
 _RESULTS = "LOCKSTEP_TEST_RESULTS"  # in a rank: the folder for what its tests found
+_MACHINES = "LOCKSTEP_TEST_MACHINES"  # in a rank: the machines of all ranks
+# The ranks that run the tests: by the name of the test case, their machines.
+PLACES = {"On2Ranks": "aa", "On3Ranks": "aaa", "On2Machines": "ab", "On3RanksOf2Machines": "aab"}
 # Ends a call that waits for a rank whose test has failed.
 GROUP_TIMEOUT = datetime.timedelta(seconds=30)
 
@@ -33,6 +36,8 @@ class RankCase(unittest.TestCase):
 
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.others = [rank for rank in range(self.world) if rank != self.rank]
+        # What a group of these ranks runs over.
+        self.engine = "hybrid" if len(set(os.environ[_MACHINES])) > 1 else "shm"
         self.group = dist.new_group(timeout=GROUP_TIMEOUT)
 
     def equal(self, tensor, values):
@@ -59,9 +64,14 @@ class RankCase(unittest.TestCase):
             self.fail(f"no {kind.__name__}")
 
 
-def run(place, world, *arguments, **environment):
-    """Starts ranks of this interpreter with `lockstep run`, and waits for their end."""
+def run(place, world, *arguments, machines=None, **environment):
+    """Starts ranks of this interpreter with `lockstep run`, and waits for their end. Ranks with equal letters in
+    `machines` take each other to be on the same machine: "aab" are three ranks on two machines."""
+    machines = machines or "a" * world
+    environment[_MACHINES] = machines
     command = [support.launcher(), "run", "--nproc-per-node", str(world), sys.executable, "-B", *arguments]
+    if len(set(machines)) > 1:
+        command[4:4] = ["sh", "-c", f'LOCKSTEP_MACHINE=$(printf %s {machines} | cut -c $((RANK + 1))) exec "$@"', "sh"]
     return finished(subprocess.Popen(command, env={**place.environment, **environment}, cwd=place.folder, text=True,
                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT), place)
 
@@ -120,8 +130,9 @@ def _run_as_rank(modules):
 class _Findings:
     """What the ranks found; they are started when the first test asks."""
 
-    def __init__(self, world):
-        self._world = world
+    def __init__(self, machines):
+        self._machines = machines
+        self._world = len(machines)
         self._by_rank = None
         self._status = None
         self._output = ""
@@ -146,7 +157,8 @@ class _Findings:
             return
         place = support.Marked()
         try:
-            done = run(place, self._world, os.path.abspath(sys.argv[0]), **{_RESULTS: place.folder})
+            done = run(place, self._world, os.path.abspath(sys.argv[0]), machines=self._machines,
+                       **{_RESULTS: place.folder})
             self._status = done.returncode
             self._output = f"status {done.returncode}\n{done.text}"
             self._by_rank = [self._read(os.path.join(place.folder, str(rank))) for rank in range(self._world)]
@@ -161,17 +173,17 @@ class _Findings:
             return {name: (found, skipped) for name, found, skipped in map(json.loads, file)}
 
 
-def _reporter(world, tests):
+def _reporter(name, machines, tests):
     """A test case with the same tests, which reports what the ranks found."""
-    findings = _Findings(world)
+    findings = _Findings(machines)
     reason = support.missing_backend()
 
-    def method(name):
-        return lambda case: findings.check(case, name)
+    def method(test):
+        return lambda case: findings.check(case, test)
 
     body = {f"test_{_name(test).replace('.test_', '_')}": method(_name(test)) for test in tests}
     body["test_the_ranks_end_with_status_0"] = lambda case: findings.check_end(case)
-    made = type(f"On{world}Ranks", (unittest.TestCase,), body)
+    made = type(name, (unittest.TestCase,), body)
     return unittest.skipIf(reason, reason)(made)
 
 
@@ -179,11 +191,9 @@ def main(*modules):
     if _RESULTS in os.environ:
         _run_as_rank(modules)
         return
-    worlds = (2, 3) if not support.missing_ranks() else ()
-    program = sys.modules["__main__"]
-    for world in worlds:
-        setattr(program, f"On{world}Ranks", _reporter(world, _tests(modules, world)))
-    if not worlds:
+    if support.missing_ranks():
         print(support.missing_ranks())
         sys.exit(support.SKIPPED)
+    for name, machines in PLACES.items():
+        setattr(sys.modules["__main__"], name, _reporter(name, machines, _tests(modules, len(machines))))
     support.main()

@@ -22,8 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 def say(*words):
     os.write(1, (" ".join([f"<{rank}>", *map(str, words)]) + "\\n").encode())
 
+# Gloo of PyTorch 2.6, when it is destroyed, holds the interpreter's lock and waits for threads that may need it to free
+# the tensor of the last call.
+kept = []
+
 def works(group=None):
     tensor = torch.ones(2)
+    kept.append(tensor)
     dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [dist.get_world_size(group)] * 2, tensor
 
@@ -33,6 +38,8 @@ INIT = 'dist.init_process_group("lockstep", timeout=datetime.timedelta(seconds=1
 
 
 class Life(unittest.TestCase):
+    machines = "aa"  # of the two ranks under `lockstep run`
+
     def setUp(self):
         self.place = support.Marked()
         self.addCleanup(self.place.close)  # also checks that no process remains
@@ -50,7 +57,7 @@ class Life(unittest.TestCase):
 
     def ranks(self, *code, status=0, **environment):
         """Two ranks under `lockstep run`."""
-        done = job.run(self.place, 2, self.write(*code), **environment)
+        done = job.run(self.place, 2, self.write(*code), machines=self.machines, **environment)
         self.assertEqual(done.returncode, status, done.text)
         self.assert_no_crash(done)
         return done
@@ -62,8 +69,11 @@ class Life(unittest.TestCase):
         return job.finished(process, self.place)
 
     def torchrun(self, *code):
-        return self.alone(os.path.join(HERE, "torchrun.py"), "--rdzv_backend", "c10d", "--rdzv_endpoint",
-                          "127.0.0.1:0", "--nproc_per_node", "2", self.write(*code), OMP_NUM_THREADS="1")
+        done = self.alone(os.path.join(HERE, "torchrun.py"), "--rdzv_backend", "c10d", "--rdzv_endpoint",
+                          "127.0.0.1:0", "--nproc_per_node", "2", self.write(*code), OMP_NUM_THREADS="1", USE_LIBUV="0")
+        if "use_libuv was requested" in done.text:
+            self.skipTest("this PyTorch was built without libuv, but ranks that torchrun has started ask for it")
+        return done
 
     def assert_no_crash(self, done):
         for words in ("terminate called", "Fatal Python error", "Segmentation fault", "core dumped", "signal 6",
@@ -90,6 +100,34 @@ class Starts(Life):
 
     def test_a_port_as_the_meeting_point(self):
         self.spawned("tcp://127.0.0.1:{port}")
+
+    def test_members_that_are_known_later(self):
+        import torch.distributed as dist
+
+        if not hasattr(dist, "_reconfigure"):
+            self.skipTest("this PyTorch has no reconfigure")
+        done = self.ranks("""
+dist.init_process_group("lockstep", timeout=datetime.timedelta(seconds=120), enable_reconfigure=True)
+try:
+    works()
+except lockstep.UsageError as error:
+    say("not yet:", str(error).partition(" (")[0])
+store = dist.PrefixStore("handles", dist.distributed_c10d._get_default_store())
+store.set(str(rank), dist._get_reconfigure_handle())
+handles = [store.get(str(other)).decode() for other in range(2)]
+dist._reconfigure(rank, [handles[rank]]).wait()
+works()
+say("alone", dist.get_rank(), dist.get_world_size())
+dist._reconfigure(2, handles).wait()
+works()
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+say("ok", dist.get_rank(), dist.get_world_size())
+dist.destroy_process_group()
+""")
+        for rank in range(2):
+            self.assertEqual(self.said(done, rank),
+                             ["not yet: the group is not connected", "alone 0 1", f"ok {rank} 2"], done.text)
 
     def spawned(self, meeting):
         done = self.alone(self.write(f"""
@@ -176,7 +214,8 @@ with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as profile:
     works()
 say(*[event.key for event in profile.key_averages() if event.key.endswith(":all_reduce")])
 """)
-        for name in ("gloo", "shm"):
+        for name in ("gloo", "shm", "hybrid"):
+            self.machines = "ab" if name == "hybrid" else "aa"
             done = self.ranks(*program, LOCKSTEP_BACKEND=name)
             self.assertEqual(self.said(done, 0), [f"{name}:all_reduce"])
 
@@ -240,17 +279,35 @@ except lockstep.PeerLostError as error:
         line = self.said(self.ranks(INIT, self.TRAIN, status=128 + 9), 0)[0]
         self.assertRegex(line, r"^step 5 PeerLostError \[1\] ")
 
-    def test_a_rank_that_returns_early(self):
-        done = self.ranks(INIT, """
+    RETURNS_EARLY = """
 works()
 if rank == 0:
     try:
         works()
     except lockstep.PeerLostError as error:
         say(list(error.culprits), str(error).replace("\\n", " "))
-""")
+"""
+
+    def test_a_rank_that_returns_early(self):
+        done = self.ranks(INIT, self.RETURNS_EARLY)
         [line] = self.said(done, 0)
         self.assertRegex(line, r"^\[1\] .*rank 1 \(pid \d+.*\) has (ended|finished).*hint: ")
+
+
+@unittest.skipIf(MISSING, MISSING)
+class DeathsOnTwoMachines(Deaths):
+    machines = "ab"
+    # What another machine sees of a rank is its connection, unless somebody there has seen how it ended.
+    WORDS = r"all_reduce .*rank 1 \(pid \d+, host [^)]+\) closed its connection"
+    HOW = ""
+
+    def test_a_killed_rank_under_torchrun(self):
+        self.skipTest("the same, whatever started the ranks")
+
+    def test_a_rank_that_returns_early(self):
+        done = self.ranks(INIT, self.RETURNS_EARLY)
+        [line] = self.said(done, 0)
+        self.assertRegex(line, r"^\[1\] .*rank 1 \(pid \d+.*\) closed its connection.*hint: ")
 
 
 @unittest.skipIf(MISSING, MISSING)
@@ -325,6 +382,11 @@ dist.barrier()
     def test_an_uncaught_error_of_the_group(self):
         done = self.ranks(INIT, "dist.all_reduce(torch.ones(2 + rank))\n", status=1)
         self.assertIn("lockstep.MismatchError: the ranks do not make the same call", done.text)
+
+
+@unittest.skipIf(MISSING, MISSING)
+class EndsOnTwoMachines(Ends):
+    machines = "ab"
 
 
 @unittest.skipIf(MISSING, MISSING)
@@ -409,6 +471,11 @@ for epoch in range(2):
 works()
 say("ok")
 """, expected=["ok"])
+
+
+@unittest.skipIf(MISSING, MISSING)
+class ForksOnTwoMachines(Forks):
+    machines = "ab"
 
 
 @unittest.skipIf(MISSING, MISSING)

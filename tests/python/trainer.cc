@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <vector>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn.h>
@@ -26,9 +27,9 @@ at::Tensor input(int rank, int step) {
 }
 
 // All ranks must call it, with a store of which no other call uses the keys.
-std::vector<double> train(const c10::intrusive_ptr<lockstep::c10d_backend>& backend,
+std::vector<double> train(const c10::intrusive_ptr<c10d::ProcessGroup>& pythons,
                           const c10::intrusive_ptr<c10d::Store>& store, int steps, int hidden) {
-  const auto group = lockstep::make_process_group(backend, store);
+  const auto group = lockstep::make_process_group(pythons, store);
   torch::nn::Sequential model(torch::nn::Linear(4, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 1));
   set_parameters(*model);
   lockstep::DistributedDataParallel ddp(model.ptr(), group);

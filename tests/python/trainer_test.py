@@ -25,11 +25,13 @@ class Compared(unittest.TestCase):
 
 @unittest.skipIf(MISSING, MISSING)
 class UnderLockstepRun(Compared):
+    machines = "aa"
+
     @classmethod
     def setUpClass(cls):
         place = support.Marked()
         cls.addClassCleanup(place.close)
-        done = job.run(place, 2, os.path.join(HERE, "trainer_program.py"))
+        done = job.run(place, 2, os.path.join(HERE, "trainer_program.py"), machines=cls.machines)
         if done.returncode != 0:
             raise AssertionError(f"status {done.returncode}\n{done.text}")
         found = dict(line.partition("<")[2].split("> ", 1) for line in done.text.splitlines() if "> {" in line)
@@ -54,6 +56,11 @@ class UnderLockstepRun(Compared):
         for found in self.found:
             self.assertRegex(found["mismatch"], r"^MismatchError: [^\n]*0\.weight[^\n]*\nhint: ")
             self.assertNotIn("frame #", found["mismatch"])
+
+
+@unittest.skipIf(MISSING, MISSING)
+class OnTwoMachines(UnderLockstepRun):
+    machines = "ab"
 
 
 if __name__ == "__main__":

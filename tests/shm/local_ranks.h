@@ -1,4 +1,7 @@
 // All ranks of a group in this process, for tests that imitate other c10d code and for the thread sanitizer.
+//
+// The environment variable LOCKSTEP_TEST_C10D chooses their c10d backend: "shm", or "hybrid" with ranks that
+// take each other to be on two machines. (Real ranks of one process are never on two.)
 #pragma once
 
 #include <chrono>
@@ -10,9 +13,16 @@
 
 namespace lockstep::testing {
 
+// "shm" or "hybrid".
+const std::string& backend_of_local_ranks();
+inline bool local_ranks_share_memory() { return backend_of_local_ranks() == "shm"; }
+// "shm:all_reduce" for "all_reduce": the name of a call in profiles.
+std::string title_of(const std::string& call);
+
 class LocalRanks {
  public:
-  // The calling thread creates all ranks, with one store.
+  // With one store. With shared memory, the calling thread creates all ranks, which connect later. On two
+  // machines, they are connected, and the timeout is at least long enough for that.
   explicit LocalRanks(int world, std::chrono::milliseconds timeout = std::chrono::seconds(20));
 
   int world() const { return static_cast<int>(backends_.size()); }

@@ -228,11 +228,18 @@ void check_exchanging(Rank& rank, const Case& c) {
   EXPECT_TRUE(same(output, together)) << "alltoall_base, uneven";
 }
 
-class Matrix : public ::testing::TestWithParam<int> {
+struct Place {
+  int world;
+  const char* backend;
+};
+
+void PrintTo(const Place& place, std::ostream* out) { *out << place.world << " ranks, " << place.backend; }
+
+class Matrix : public ::testing::TestWithParam<Place> {
  protected:
   template <class Body>
   void with_ranks(Body&& body) const {
-    run_ranks(GetParam(), "shm", [&](ProcessGroup& group) {
+    run_ranks(GetParam().world, GetParam().backend, [&](ProcessGroup& group) {
       Rank rank(group);
       body(rank);
     });
@@ -371,8 +378,17 @@ TEST_P(Matrix, OutputsAndInputsThatShareMemory) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, ::testing::Values(1, 2, 3, 4, 7),
-                         [](const auto& world) { return "World" + std::to_string(world.param); });
+std::string name_of(const ::testing::TestParamInfo<Place>& place) {
+  return "World" + std::to_string(place.param.world);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Matrix,
+                         ::testing::Values(Place{1, "shm"}, Place{2, "shm"}, Place{3, "shm"}, Place{4, "shm"},
+                                           Place{7, "shm"}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Machines, Matrix,
+                         ::testing::Values(Place{2, "hybrid"}, Place{3, "hybrid"}, Place{4, "hybrid"}),
+                         name_of);
 
 }  // namespace
 }  // namespace lockstep::testing

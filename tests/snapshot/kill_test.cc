@@ -299,12 +299,13 @@ constexpr int kNotPermitted = 77;
 
 TEST(FullDisk, LeavesTheSnapshotsBeforeAndSaysHowMuchIsFree) {
   const ScratchFolder folder;
+  // Made before the fork: LibTorch fills it with several threads, which the child does not have.
+  const Document large = {{{"x", at::ones({2'000'000}, at::kByte)}}, {}};
   const auto status = in_child([&] {
     if (!mount_small(folder.path(), "size=1m")) ::_exit(kNotPermitted);
     Directory directory(folder.path());
     directory.lock();
     write_file(small_document(1), directory.next());
-    const Document large = {{{"x", at::ones({2'000'000}, at::kByte)}}, {}};
     const auto next = directory.next();
     EXPECT_THAT(
         message_of<SnapshotError>([&] { write_file(large, next); }),

@@ -47,8 +47,9 @@ std::string name_of_backend(const std::string& backend);
 // meanwhile would inherit the locks that such a thread holds, and nobody to give them back.
 void let_own_threads_end();
 
-// Starts `world` processes that run body(rank), and waits for them. An exception that leaves the body is
-// printed as
+// Starts `world` processes that run body(rank), and waits for them. With LOCKSTEP_TEST_JOINS in the
+// environment, mpirun has started this process as one of them, and has given MASTER_PORT to all: it runs
+// body(rank) itself (tests/mpi). An exception that leaves the body is printed as
 // "<kind>: <what>" and makes the rank exit with status 1, as does a failed assertion.
 std::vector<RankOutcome> start_ranks(int world, const std::function<void(int rank)>& body,
                                      const Start& start = {});

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <memory>
 #include <set>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,6 +13,7 @@
 #include <lockstep/error.h>
 
 #include "base/address.h"
+#include "base/aside.h"
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/error_text.h"
@@ -246,6 +248,22 @@ TEST(Token, IsReadFromAFileThatOnlyItsOwnerCanRead) {
   EXPECT_THROW(Token::from_file(path), UsageError);
   EXPECT_THROW(Token::from_file("/tmp"), UsageError);
   EXPECT_THROW(Token("short"), UsageError);
+}
+
+// A store that was used aside must not outlive its user.
+TEST(Aside, WhatTheWorkOwnsIsReleasedBeforeTheResultIsThere) {
+  for (int i = 0; i < 200; ++i) {
+    auto owned = std::make_shared<int>(i);
+    const std::weak_ptr<int> seen = owned;
+    auto value = run_aside([owned] { return *owned; });
+    auto nothing = run_aside([owned] { EXPECT_TRUE(owned); });
+    auto error = run_aside([owned]() -> int { throw UsageError(std::to_string(*owned)); });
+    owned.reset();
+    EXPECT_EQ(value.get(), i);
+    nothing.get();
+    EXPECT_THROW(error.get(), UsageError);
+    EXPECT_TRUE(seen.expired());
+  }
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ TEST(PlanUnits, Text) {
 
 std::vector<double> bucket_mib(const Job& job) {
   std::vector<double> sizes;
-  for (const auto& bucket : buckets_of(job)) sizes.push_back(bucket.bytes / kMiB);
+  for (const auto& bucket : buckets_of(Scheme::Hybrid, job)) sizes.push_back(bucket.bytes / kMiB);
   return sizes;
 }
 
@@ -127,12 +127,12 @@ TEST(PlanBuckets, TensorsAreWhole) {
 TEST(PlanBuckets, AreReadyInProportion) {
   const Job job{.parameters = 1e9 / 3, .tensors = 7, .step_s = 0.9};
   double bytes = 0;
-  for (const auto& bucket : buckets_of(job)) {
+  for (const auto& bucket : buckets_of(Scheme::Hybrid, job)) {
     bytes += bucket.bytes;
     EXPECT_NEAR(bucket.ready_s, 0.6 * bytes / job.gradient_bytes(), 1e-9);
   }
   EXPECT_DOUBLE_EQ(bytes, job.gradient_bytes());
-  EXPECT_EQ(buckets_of(job).back().ready_s, 0.9 * job.backward_share);
+  EXPECT_EQ(buckets_of(Scheme::Hybrid, job).back().ready_s, 0.9 * job.backward_share);
 }
 
 // ---- Overlap
@@ -312,6 +312,17 @@ TEST(PlanPrediction, FewerBytesHelp) {
   EXPECT_EQ(step_s([](Job& job) { job.wire_element_bytes = 4; }), step_s(some_job()));
 }
 
+// A bucket whose predecessor is still under way when it is ready has its first chunk reduced in that time.
+TEST(PlanOverlap, QueuedBucketsFollowWithoutAGap) {
+  Cost cost{.latency_s = 0.5, .link_s = 2, .core_s = 1, .pieces = 2};
+  const std::vector<PlannedBucket> ready_at_once{{1, 0}, {1, 0}};
+  EXPECT_DOUBLE_EQ(simulate(ready_at_once, {cost, cost}, 0, 1).ended_s, 6);
+  cost.queued = true;
+  EXPECT_DOUBLE_EQ(simulate(ready_at_once, {cost, cost}, 0, 1).ended_s, 5);
+  // Not if the link has been idle.
+  EXPECT_DOUBLE_EQ(simulate({{1, 0}, {1, 10}}, {cost, cost}, 10, 0).ended_s, 13);
+}
+
 TEST(PlanPrediction, BestBucketIsNotWorse) {
   for (const double mib : {0.1, 1.0, 25.0, 400.0}) {
     for (const double rtt_s : {0.0, 1e-4, 1e-2}) {
@@ -323,10 +334,10 @@ TEST(PlanPrediction, BestBucketIsNotWorse) {
       EXPECT_LE(step_s(best), step_s(job));
     }
   }
-  // Long trips want few buckets.
+  // Long trips want few buckets, unless the next bucket is on its way meanwhile.
   auto far = some_job();
   far.rtt_s = 1;
-  EXPECT_GT(best_bucket_bytes(builtin_constants(), far), 25 * kMiB);
+  EXPECT_GT(best_bucket_bytes(builtin_constants(), far, Scheme::Ring), 25 * kMiB);
 }
 
 TEST(PlanPrediction, ReliefsAreSorted) {

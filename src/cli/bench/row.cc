@@ -21,6 +21,7 @@ Json row_to_json(const Row& row) {
                {"p50_us", row.time.p50_us},
                {"p99_us", row.time.p99_us},
                {"min_us", row.time.min_us},
+               {"mean_us", row.time.mean_us},
                {"algorithm_gb_s", row.algorithm_gb_s()},
                {"bus_gb_s", row.bus_gb_s()}});
   return json;
@@ -42,7 +43,8 @@ Row row_from_json(const Json& json) {
   row.wrong = json.value("wrong", "");
   row.samples = json.value("samples", 0);
   row.calls_per_sample = json.value("calls_per_sample", 1);
-  row.time = {json.value("p50_us", 0.0), json.value("p99_us", 0.0), json.value("min_us", 0.0)};
+  row.time = {json.value("p50_us", 0.0), json.value("p99_us", 0.0), json.value("min_us", 0.0),
+              json.value("mean_us", 0.0)};
   return row;
 }
 

@@ -118,22 +118,30 @@ void time_block(Barrier&& barrier, Call&& call, int samples, int calls, std::vec
 }
 
 struct Summary {
-  double p50_us = 0, p99_us = 0, min_us = 0;
+  double p50_us = 0, p99_us = 0, min_us = 0;  // of the slowest rank in each sample
+  double mean_us = 0;                         // of all samples of a rank; that of the slowest rank
 };
 
 // `by_rank`: the samples of each rank, the same number for all. A rank that takes no part in the row (the
 // third in send_recv) has samples near 0, which do not affect the maximum.
 inline Summary summarize(const std::vector<std::vector<double>>& by_rank) {
   std::vector<double> slowest = by_rank.at(0);
-  for (const auto& rank : by_rank) {
-    for (size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank.at(i));
-  }
   if (slowest.empty()) return {};
+  double mean = 0;
+  for (const auto& rank : by_rank) {
+    double sum = 0;
+    for (size_t i = 0; i < slowest.size(); ++i) {
+      sum += rank.at(i);
+      slowest[i] = std::max(slowest[i], rank[i]);
+    }
+    mean = std::max(mean, sum / static_cast<double>(slowest.size()));
+  }
   std::sort(slowest.begin(), slowest.end());
   const auto nearest_rank = [&](double part) {
     return slowest[static_cast<size_t>(std::ceil(part * static_cast<double>(slowest.size()))) - 1];
   };
-  return {.p50_us = nearest_rank(0.5), .p99_us = nearest_rank(0.99), .min_us = slowest.front()};
+  return {
+      .p50_us = nearest_rank(0.5), .p99_us = nearest_rank(0.99), .min_us = slowest.front(), .mean_us = mean};
 }
 
 }  // namespace lockstep::bench

@@ -42,7 +42,7 @@ struct RawPlan {
   std::string dtype = "float", optimizer = "adam", wire;
   std::string nodes = "1", ranks_per_node = "1", cores, spare_cores = "0";
   std::string link, rtt = "100us";
-  std::string bucket_mb = "25", first_bucket_mb = "1";
+  std::string bucket_mb, first_bucket_mb = "1";
   std::string constants;
   bool table = false, json = false;
 };
@@ -115,14 +115,17 @@ PlanOptions interpret_plan(const RawPlan& raw) {
   job.element_bytes = element_bytes("--dtype", raw.dtype);
   job.optimizer = optimizer_of(raw.optimizer);
   if (!raw.wire.empty()) job.wire_element_bytes = element_bytes("--wire", raw.wire);
-  job.bucket_bytes = number_in("--bucket-mb", raw.bucket_mb, 0.001, 1e7, " of MiB") * plan::kMiB;
+  if (!raw.bucket_mb.empty()) {
+    job.bucket_bytes = number_in("--bucket-mb", raw.bucket_mb, 0.001, 1e7, " of MiB") * plan::kMiB;
+  }
   job.first_bucket_bytes =
       number_in("--first-bucket-mb", raw.first_bucket_mb, 0.001, 1e7, " of MiB") * plan::kMiB;
-  if (job.gradient_bytes() / job.bucket_bytes > plan::kMostBuckets) {
-    refuse("--bucket-mb", raw.bucket_mb,
+  read_machines(raw, job);
+  const double bucket_bytes = plan::bucket_bytes_of(plan::Scheme::Hybrid, job);
+  if (job.gradient_bytes() / bucket_bytes > plan::kMostBuckets) {
+    refuse("--bucket-mb", fmt::format("{:g}", bucket_bytes / plan::kMiB),
            fmt::format("the model needs more than {:.0f} buckets", plan::kMostBuckets));
   }
-  read_machines(raw, job);
   return options;
 }
 
@@ -153,7 +156,7 @@ std::variant<PlanOptions, PlanHelp> parse_plan_options(const std::vector<std::st
   value("--spare-cores", raw.spare_cores, "N", "of these, cores that the training leaves idle (default 0)");
   value("--link", raw.link, "RATE", "of a machine, in each direction: 25Gbit, 100Mbit");
   value("--rtt", raw.rtt, "TIME", "round trip between machines: 50us, 0.2ms (default 100us)");
-  value("--bucket-mb", raw.bucket_mb, "MIB", "DdpOptions::bucket_cap_mb (default 25)");
+  value("--bucket-mb", raw.bucket_mb, "MIB", "DdpOptions::bucket_cap_mb (default: its own)");
   value("--first-bucket-mb", raw.first_bucket_mb, "MIB", "DdpOptions::first_bucket_mb (default 1)");
   value("--wire", raw.wire, "NAME", "what a communication hook sends: bf16 (default: the gradients)");
   value("--constants", raw.constants, "FILE", "measured by lockstep bench (default: built-in)");

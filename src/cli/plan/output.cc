@@ -60,7 +60,8 @@ void add_job(Report& report, const plan::Constants& constants, const Job& job, c
            job.cores())
       .row("parameters", "model",
            fmt::format("{} parameters, {} of gradients in {} buckets of {}", count_text(job.parameters),
-                       bytes_text(job.gradient_bytes()), prediction.buckets, bytes_text(job.bucket_bytes)),
+                       bytes_text(job.gradient_bytes()), prediction.buckets,
+                       bytes_text(plan::bucket_bytes_of(plan::Scheme::Hybrid, job))),
            job.parameters)
       .row("compute_s", "step alone",
            fmt::format("{}, {} of it in the backward pass", seconds_text(job.step_s),
@@ -98,7 +99,7 @@ void add_memory(Report::Section& section, const Job& job) {
 
 std::string best_bucket_text(const plan::Constants& constants, const Job& job, const Prediction& prediction,
                              double best_bytes) {
-  if (best_bytes == job.bucket_bytes) {
+  if (best_bytes == plan::bucket_bytes_of(plan::Scheme::Hybrid, job)) {
     return fmt::format("{}: no other size saves more than {}", bytes_text(best_bytes),
                        percent(plan::kWorthwhile));
   }

@@ -1,0 +1,117 @@
+#include "sharded/bucket_update.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace lockstep::sharded {
+
+using comm::Range;
+using Slot = reducer::Held::Slot;
+
+namespace {
+
+// Calls `body` with each slot that has elements in the range, and with these elements; between them with the
+// padding as slot SIZE_MAX.
+template <class Body>
+void for_each_slot(const std::vector<Slot>& slots, const Range& range, Body&& body) {
+  auto at = range.from;
+  const auto first = std::partition_point(slots.begin(), slots.end(),
+                                          [&](const Slot& slot) { return slot.range.end() <= range.from; });
+  for (auto slot = first; slot != slots.end() && slot->range.from < range.end(); ++slot) {
+    const auto here = comm::common(slot->range, range);
+    if (here.count == 0) continue;
+    if (at < here.from) body(SIZE_MAX, Range{at, here.from - at});
+    body(static_cast<size_t>(slot - slots.begin()), here);
+    at = here.end();
+  }
+  if (at < range.end()) body(SIZE_MAX, Range{at, range.end() - at});
+}
+
+}  // namespace
+
+BucketUpdate::BucketUpdate(reducer::Held bucket, std::vector<at::Tensor> parameters)
+    : bucket_(std::move(bucket)), parameters_(std::move(parameters)), plans_(bucket_.slots.size()) {
+  for (const auto& range : bucket_.mine) {
+    mine_at_.push_back(elements_);
+    elements_ += range.count;
+  }
+}
+
+void BucketUpdate::need_state(int index, double value) {
+  if (!states_[index].defined()) states_[index] = at::full({elements_}, value, at::kFloat);
+}
+
+void BucketUpdate::apply(std::byte* values, const Range& range) {
+  auto* const floats = reinterpret_cast<float*>(values);
+  for_each_slot(bucket_.slots, range, [&](size_t slot, const Range& here) {
+    auto* const at = floats + (here.from - range.from);
+    if (slot != SIZE_MAX && plans_[slot].update != nullptr) {
+      update(at, here, slot);
+    } else {
+      std::memcpy(at, bucket_.values.data_ptr<float>() + here.from, here.count * sizeof(float));
+    }
+  });
+}
+
+void BucketUpdate::update(float* values, const Range& range, size_t slot) {
+  const auto& plan = plans_[slot];
+  // The last of this rank's ranges that begins before.
+  const auto mine = std::partition_point(bucket_.mine.begin(), bucket_.mine.end(),
+                                         [&](const Range& each) { return each.end() <= range.from; });
+  const auto at = mine_at_[mine - bucket_.mine.begin()] + range.from - mine->from;
+  float* states[optim::kStates] = {};
+  for (int i = 0; i < optim::kStates; ++i) {
+    if (plan.states[i]) states[i] = states_[i].data_ptr<float>() + at;
+  }
+  plan.update(plan.step, values, bucket_.values.data_ptr<float>() + range.from, states, range.count);
+}
+
+// Calls `body` with the place in the state, the place in the slot, and the number of elements.
+template <class Body>
+void BucketUpdate::for_each_of_mine(size_t slot, Body&& body) const {
+  const auto& whole = bucket_.slots[slot].range;
+  for (size_t i = 0; i < bucket_.mine.size(); ++i) {
+    const auto here = comm::common(bucket_.mine[i], whole);
+    if (here.count > 0)
+      body(mine_at_[i] + here.from - bucket_.mine[i].from, here.from - whole.from, here.count);
+  }
+}
+
+void BucketUpdate::read_state(int index, size_t slot, float* whole) const {
+  const auto* const mine = states_[index].data_ptr<float>();
+  for_each_of_mine(slot, [&](int64_t at, int64_t in_slot, int64_t count) {
+    std::memcpy(whole + in_slot, mine + at, count * sizeof(float));
+  });
+}
+
+void BucketUpdate::write_state(int index, size_t slot, const float* whole) {
+  auto* const mine = states_[index].data_ptr<float>();
+  for_each_of_mine(slot, [&](int64_t at, int64_t in_slot, int64_t count) {
+    std::memcpy(mine + at, whole + in_slot, count * sizeof(float));
+  });
+}
+
+void SumOfSquares::apply(std::byte* values, const Range& range) {
+  const auto* const floats = reinterpret_cast<const float*>(values);
+  for_each_slot(bucket_.slots, range, [&](size_t slot, const Range& here) {
+    if (slot == SIZE_MAX || !counts_[slot]) return;
+    // Several running sums keep the adders busy; their order is the same in every run.
+    constexpr int kLanes = 16;
+    double lanes[kLanes] = {};
+    const auto* const from = floats + (here.from - range.from);
+    int64_t i = 0;
+    for (; i + kLanes <= here.count; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const double value = from[i + lane];
+        lanes[lane] += value * value;
+      }
+    }
+    for (int lane = 0; i < here.count; ++i, ++lane) lanes[lane] += static_cast<double>(from[i]) * from[i];
+    for (const double lane : lanes) sum_ += lane;
+  });
+}
+
+}  // namespace lockstep::sharded

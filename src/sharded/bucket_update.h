@@ -1,0 +1,76 @@
+// The update of one bucket by this rank: its part of the optimizer's state, and the transform that an update
+// (comm/update.h) applies to the averaged gradients.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "optim/rules.h"
+#include "reducer/updater.h"
+
+namespace lockstep::sharded {
+
+class BucketUpdate final : public comm::Transform {
+ public:
+  // `parameters`: by slot.
+  BucketUpdate(reducer::Held bucket, std::vector<at::Tensor> parameters);
+
+  const reducer::Held& bucket() const { return bucket_; }
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  void set_bucket(const reducer::Held& bucket) { bucket_ = bucket; }
+
+  // How a slot is updated in the next update; null: it keeps its values. `states`: which of the arrays it
+  // has.
+  struct Plan {
+    optim::Update update = nullptr;
+    optim::Step step;
+    std::array<bool, optim::kStates> states{};
+  };
+  std::vector<Plan>& plans() { return plans_; }  // by slot
+
+  // Makes sure that there is such an array; filled with `value`.
+  void need_state(int index, double value);
+
+  // This rank's elements of a slot's state, in an array of all elements of the slot. `has` tells whether
+  // there is such a state.
+  void forget_states() { states_ = {}; }
+  bool has_state(int index) const { return states_[index].defined(); }
+  void read_state(int index, size_t slot, float* whole) const;
+  void write_state(int index, size_t slot, const float* whole);
+  int64_t elements() const { return elements_; }  // of this rank
+
+  void apply(std::byte* values, const comm::Range& range) override;
+
+ private:
+  template <class Body>
+  void for_each_of_mine(size_t slot, Body&& body) const;
+  void update(float* values, const comm::Range& range, size_t slot);
+
+  reducer::Held bucket_;
+  const std::vector<at::Tensor> parameters_;
+  std::vector<int64_t> mine_at_;  // where the state of each of this rank's ranges begins
+  int64_t elements_ = 0;          // of all of them
+  std::array<at::Tensor, optim::kStates> states_;
+  std::vector<Plan> plans_;
+};
+
+// The sum of the squares of the averaged gradients that this rank would update, of some parameters.
+class SumOfSquares final : public comm::Transform {
+ public:
+  template <class Counts>
+  SumOfSquares(const reducer::Held& bucket, const Counts& counts) : bucket_(bucket) {
+    for (const auto& slot : bucket.slots) counts_.push_back(slot.used && counts(slot));
+  }
+  void apply(std::byte* values, const comm::Range& range) override;
+  double sum() const { return sum_; }
+
+ private:
+  const reducer::Held& bucket_;
+  std::vector<bool> counts_;  // by slot
+  double sum_ = 0;
+};
+
+}  // namespace lockstep::sharded

@@ -1,0 +1,230 @@
+// The state of a sharded optimizer: collected from all ranks, and divided among them.
+//
+// It is collected parameter by parameter. Each rank writes its elements into an array of zeros; the bitwise
+// or of these arrays is the state, to the bit.
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/error.h>
+
+#include "base/error_text.h"
+#include "comm/purpose.h"
+#include "optim/kinds.h"
+#include "optim/plain.h"
+#include "optim/steps.h"
+#include "sharded/impl.h"
+
+namespace lockstep {
+
+using sharded::BucketUpdate;
+using torch::optim::OptimizerParamGroup;
+using torch::optim::OptimizerParamState;
+
+namespace {
+
+// In the order of the elements in memory, which is that of the bucket.
+float* elements_of(const at::Tensor& tensor) { return tensor.data_ptr<float>(); }
+
+int index_of(const torch::optim::OptimizerOptions& options, const char* name) {
+  for (const auto& state : optim::states_of(options)) {
+    if (std::string_view(state.name) == name) return state.index;
+  }
+  return -1;
+}
+
+// Calls `visit` with the name and the reference of each tensor in the state, and with that of the step
+// counter.
+template <class Visit>
+void visit_state(const torch::optim::OptimizerOptions& options, OptimizerParamState& state, Visit&& visit) {
+  optim::with_kind_of(options, [&](auto kind, const auto& known) {
+    using Kind = decltype(kind);
+    Kind::visit_slots(static_cast<typename Kind::State&>(state), known,
+                      [&](const char* name, auto& value, bool) { visit(name, value); });
+  });
+}
+
+std::unique_ptr<OptimizerParamState> make_state(const torch::optim::OptimizerOptions& options) {
+  std::unique_ptr<OptimizerParamState> state;
+  optim::with_kind_of(
+      options, [&](auto kind, const auto&) { state = std::make_unique<typename decltype(kind)::State>(); });
+  return state;
+}
+
+template <class Value>
+constexpr bool kIsTensor = std::is_same_v<std::decay_t<Value>, at::Tensor>;
+
+}  // namespace
+
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::blank() const {
+  std::unique_ptr<torch::optim::Optimizer> plain;
+  for (const auto& group : owner.param_groups()) {
+    if (plain) {
+      plain->add_param_group(OptimizerParamGroup(group.params(), group.options().clone()));
+    } else {
+      plain = optim::plain_optimizer(group.params(), group.options());
+    }
+  }
+  return plain;
+}
+
+// ---- Collecting
+
+// Ranks that are no longer there have taken their part with them.
+void ShardedOptimizer::Impl::check_complete() const {
+  int64_t all = 0, mine = 0;
+  for (const auto& bucket : buckets_) {
+    all += bucket->bucket().values.numel();
+    mine += bucket->elements();
+  }
+  auto present = at::full({1}, mine, at::kLong);
+  ddp.group->all_reduce(present);
+  if (present.item<int64_t>() == all) return;
+  throw UsageError(base::compose(
+      {.what = "the state of a sharded optimizer is incomplete",
+       .where = fmt::format("rank {}/{}", ddp.group->rank(), ddp.group->world_size()),
+       .evidence = fmt::format("the ranks have {} of {} elements", present.item<int64_t>(), all),
+       .hint = "resume from a snapshot"}));
+}
+
+ShardedOptimizer::Impl::ParamState ShardedOptimizer::Impl::gather_slot(const BucketUpdate& bucket,
+                                                                       size_t slot,
+                                                                       Receivers receivers) const {
+  const auto& parameter = bucket.parameters()[slot];
+  const auto* const group = options_of(parameter);
+  const auto steps = steps_.find(parameter.unsafeGetTensorImpl());
+  if (group == nullptr || steps == steps_.end()) return {};
+  auto state = make_state(*group);
+  visit_state(*group, *state, [&](const char* name, auto& value) {
+    if constexpr (kIsTensor<decltype(value)>) {
+      const int index = index_of(*group, name);
+      if (index < 0 || !bucket.has_state(index)) return;
+      value = at::zeros_like(parameter, at::MemoryFormat::Preserve).detach();
+      bucket.read_state(index, slot, elements_of(value));
+      auto bits = at::from_blob(value.data_ptr(), {value.numel()}, at::kInt);
+      if (receivers == Receivers::AllRanks) {
+        ddp.group->all_reduce(bits, ReduceOp::Bor);
+      } else {
+        ddp.group->reduce(bits, 0, ReduceOp::Bor);
+        if (ddp.group->rank() != 0) value.reset();
+      }
+    } else {
+      value = steps->second;
+    }
+  });
+  return state;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::to_plain(Receivers receivers) {
+  const at::NoGradGuard no_grad;
+  const comm::Purpose purpose("ShardedOptimizer::to_plain");
+  look_at_parameters();
+  const bool receives = receivers == Receivers::AllRanks || ddp.group->rank() == 0;
+  auto plain = blank();
+  const auto put = [&](const at::Tensor& parameter, ParamState state) {
+    if (state && receives) plain->state()[compat::state_key(parameter)] = std::move(state);
+  };
+  if (!buckets_.empty()) check_complete();
+  for (const auto& bucket : buckets_) {
+    for (size_t slot = 0; slot < bucket->bucket().slots.size(); ++slot) {
+      put(bucket->parameters()[slot], gather_slot(*bucket, slot, receivers));
+    }
+  }
+  for (const auto& group : owner.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (const auto found = pending_.find(parameter.unsafeGetTensorImpl()); found != pending_.end()) {
+        put(parameter, found->second->clone());
+      }
+      if (!rest_) continue;
+      const auto found = rest_->state().find(compat::state_key(parameter));
+      if (found != rest_->state().end()) put(parameter, found->second->clone());
+    }
+  }
+  return receives ? std::move(plain) : nullptr;
+}
+
+// ---- Dividing
+
+void ShardedOptimizer::Impl::from_plain(torch::optim::Optimizer& plain) {
+  const at::NoGradGuard no_grad;
+  look_at_parameters();
+  auto& groups = owner.param_groups();
+  const auto refuse = [](const std::string& evidence, const char* hint) {
+    throw UsageError(
+        base::compose({.what = "a sharded optimizer cannot take over the state of another optimizer",
+                       .evidence = evidence,
+                       .hint = hint}));
+  };
+  if (groups.size() != plain.param_groups().size()) {
+    refuse(fmt::format("it has {} parameter groups, the other one {}", groups.size(),
+                       plain.param_groups().size()),
+           "construct both with the same groups");
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto* const mine = optim::name_of(groups[i].options());
+    const auto* const theirs = optim::name_of(plain.param_groups()[i].options());
+    if (theirs != nullptr && std::string_view(mine) == theirs) continue;
+    refuse(fmt::format("it is {}, the other one {}", mine,
+                       theirs != nullptr ? theirs : "none of those that it knows"),
+           "construct both with options of the same kind");
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    // Assigns to the options instead of replacing them, because the program may hold a reference.
+    optim::with_kind_of(groups[i].options(), [&](auto kind, auto& options) {
+      options = dynamic_cast<const typename decltype(kind)::Options&>(plain.param_groups()[i].options());
+    });
+  }
+  steps_.clear();
+  pending_.clear();
+  if (rest_) rest_->state().clear();
+  for (const auto& group : plain.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = plain.state().find(compat::state_key(parameter));
+      if (found == plain.state().end() || !found->second) continue;
+      pending_[parameter.unsafeGetTensorImpl()] = found->second->clone();
+    }
+  }
+  for (auto& bucket : buckets_) take_from_pending(*bucket);
+}
+
+void ShardedOptimizer::Impl::laid_out(const std::vector<reducer::Held>& held) {
+  if (!buckets_.empty()) {
+    // The ranks have had other parts.
+    const auto plain = to_plain(Receivers::AllRanks);
+    buckets_.clear();
+    from_plain(*plain);
+  }
+  for (const auto& bucket : held) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& slot : bucket.slots) parameters.push_back(parameter_of(slot));
+    buckets_.push_back(std::make_unique<BucketUpdate>(bucket, std::move(parameters)));
+    take_from_pending(*buckets_.back());
+  }
+}
+
+void ShardedOptimizer::Impl::take_from_pending(BucketUpdate& bucket) {
+  bucket.forget_states();
+  for (size_t slot = 0; slot < bucket.bucket().slots.size(); ++slot) {
+    const auto& parameter = bucket.parameters()[slot];
+    const auto* const group = options_of(parameter);
+    if (group == nullptr) continue;
+    auto found = pending_.extract(parameter.unsafeGetTensorImpl());
+    if (!found) continue;
+    auto& steps = steps_[parameter.unsafeGetTensorImpl()];
+    steps = 1;  // SGD has no counter; its momentum exists from the first step on
+    visit_state(*group, *found.mapped(), [&](const char* name, auto& value) {
+      if constexpr (kIsTensor<decltype(value)>) {
+        const int index = index_of(*group, name);
+        if (index < 0 || !value.defined()) return;
+        bucket.need_state(index, optim::initial_value(*group));
+        // With the parameter's strides.
+        const auto whole = at::empty_like(parameter, at::MemoryFormat::Preserve).copy_(value);
+        bucket.write_state(index, slot, elements_of(whole));
+      } else {
+        steps = value;
+      }
+    });
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,214 @@
+// lockstep's c10d backends over a store of LibTorch, as make_c10d_backend makes them, in real processes:
+// which one "auto" is, groups over them, and how they live and end. tests/shm/ tests their calls.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <lockstep/c10d.h>
+
+#include "base/deadline.h"
+#include "shm/calls.h"
+#include "support/run_ranks.h"
+#include "support/scratch_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using BackendPtr = c10::intrusive_ptr<c10d_backend>;
+
+// In every rank: a store that all of them share. Never destroyed: its destructor writes to the file, and a
+// rank that ends meanwhile would leave an incomplete record, at which the others wait forever.
+StorePtr store_in(const ScratchFolder& folder, int world) {
+  auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), world);
+  StorePtr(store).release();
+  return store;
+}
+
+// Ranks that make a backend and run the body.
+class C10d {
+ public:
+  // "aab": three ranks on two machines.
+  explicit C10d(std::string machines) : machines_(std::move(machines)) {}
+
+  std::vector<RankOutcome> run(const std::string& name,
+                               const std::function<void(BackendPtr backend, StorePtr store)>& body) const {
+    const ScratchFolder folder;
+    const int world = static_cast<int>(machines_.size());
+    return start_ranks(world,
+                       [&](int rank) {
+                         auto store = store_in(folder, world);
+                         auto backend =
+                             make_c10d_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
+                                               rank, world, 20s);
+                         body(std::move(backend), std::move(store));
+                       },
+                       {.environment = on_machines(machines_)});
+  }
+
+ private:
+  const std::string machines_;
+};
+
+void expect_sum(c10d_backend& backend) {
+  const auto tensor = at::full({1000}, backend.getRank() + 1);
+  EXPECT_TRUE(all_reduce(backend, {tensor})->wait());
+  EXPECT_EQ(tensor.ne(backend.getSize() * (backend.getSize() + 1) / 2).sum().item<int>(), 0);
+}
+
+TEST(C10dByName, IsWhatTheRanksCanUse) {
+  struct Case {
+    const char *machines, *name, *becomes;
+  };
+  for (const auto& c : {Case{"aa", "auto", "shm"}, Case{"aa", "hybrid", "shm"}, Case{"ab", "auto", "hybrid"},
+                        Case{"abb", "hybrid", "hybrid"}, Case{"ab", "gloo", "gloo"}}) {
+    expect_success(C10d(c.machines).run(c.name, [&](const BackendPtr& backend, const StorePtr&) {
+      EXPECT_EQ(backend->getBackendName(), c.becomes);
+      expect_sum(*backend);
+    }));
+  }
+}
+
+TEST(C10dByName, ShmOnSeveralMachinesIsRefused) {
+  const ScratchFolder folder;
+  expect_success(start_ranks(2,
+                             [&](int rank) {
+                               EXPECT_THROW(make_c10d_backend("shm", store_in(folder, 2), rank, 2, 20s, true),
+                                            UsageError);
+                             },
+                             {.environment = on_machines("ab")}));
+}
+
+class C10dLife : public ::testing::TestWithParam<const char*> {
+ protected:
+  void run(const std::function<void(BackendPtr backend, StorePtr store)>& body) const {
+    expect_success(C10d(GetParam()).run("auto", body));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(On, C10dLife, ::testing::Values("aaa", "aab", "abc"),
+                         [](const auto& machines) { return std::string(machines.param); });
+
+TEST_P(C10dLife, GroupsOverIt) {
+  run([](const BackendPtr& backend, const StorePtr& store) {
+    const auto group =
+        make_process_group(backend, c10::make_intrusive<c10d::PrefixStore>("group", store), 20s);
+    EXPECT_EQ(group->backend(), backend->getBackendName());
+    EXPECT_EQ(group->c10d()->getBackendName(), backend->getBackendName());
+    for (int round = 0; round < 20; ++round) {
+      auto tensor = at::ones({100});
+      group->all_reduce(tensor);
+      EXPECT_EQ(tensor[99].item<int>(), 3);
+      expect_sum(*backend);
+    }
+    const auto pair = group->new_group({0, 2});
+    EXPECT_EQ(pair != nullptr, group->rank() != 1);
+    if (pair) {
+      expect_sum(*pair->c10d());
+      const bool is_shared = group->backend() == "shm";
+      EXPECT_EQ(pair->backend(), is_shared ? "shm" : "hybrid");
+    }
+    const auto again =
+        make_process_group(backend, c10::make_intrusive<c10d::PrefixStore>("again", store), 20s);
+    again->barrier();
+  });
+}
+
+TEST_P(C10dLife, CallsContinueWithoutTheBackend) {
+  run([](BackendPtr backend, const StorePtr&) {
+    const int rank = backend->getRank();
+    const auto tensor = at::ones({500'000}), received = at::zeros({1000});
+    const auto works = {all_reduce(*backend, {tensor}),
+                        send(*backend, {at::full({1000}, rank, at::kFloat)}, (rank + 1) % 3),
+                        recv(*backend, {received}, (rank + 2) % 3)};
+    backend.reset();
+    for (const auto& work : works) EXPECT_TRUE(work->wait());
+    EXPECT_EQ(tensor.ne(3).sum().item<int>(), 0);
+    EXPECT_EQ(received.ne((rank + 2) % 3).sum().item<int>(), 0);
+  });
+}
+
+// Else a later group at the same address would find the keys of the first one.
+TEST_P(C10dLife, AWorkThatIsKeptDoesNotKeepTheStore) {
+  const ScratchFolder folder;
+  expect_success(start_ranks(3,
+                             [&](int rank) {
+                               const auto store = store_in(folder, 3);
+                               const auto before = store.use_count();
+                               auto backend = make_c10d_backend("auto", store, rank, 3, 20s);
+                               const auto kept = {all_reduce(*backend, {at::ones({10})}), backend->barrier()};
+                               for (const auto& work : kept) EXPECT_TRUE(work->wait());
+                               backend.reset();
+                               const auto deadline = base::Deadline::in(10s);
+                               while (store.use_count() > before && !deadline.expired())
+                                 std::this_thread::sleep_for(1ms);
+                               EXPECT_EQ(store.use_count(), before);
+                             },
+                             {.environment = on_machines(GetParam())}));
+}
+
+TEST_P(C10dLife, AForkedChildCannotUseIt) {
+  run([](BackendPtr backend, const StorePtr&) {
+    expect_sum(*backend);
+    const auto tensor = at::ones({10});
+    auto work = backend->getRank() == 0 ? all_reduce(*backend, {tensor}) : WorkPtr();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      int refused = 0;
+      const auto expect_refusal = [&](const std::function<void()>& call) {
+        try {
+          call();
+        } catch (const UsageError& error) {
+          refused += std::string(error.what()).find("a forked process cannot use") != std::string::npos;
+        }
+      };
+      expect_refusal([&] { all_reduce(*backend, {at::ones({1})}); });
+      expect_refusal([&] { send(*backend, {at::ones({1})}, (backend->getRank() + 1) % 3); });
+      expect_refusal([&] { backend->monitoredBarrier({}, false); });
+      if (work) expect_refusal([&] { work->wait(); });
+      const int expected = work ? 4 : 3;
+      work.reset();
+      backend.reset();
+      ::_exit(refused == expected ? 0 : 1);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    if (!work) work = all_reduce(*backend, {tensor});
+    EXPECT_TRUE(work->wait());
+    EXPECT_EQ(tensor.ne(3).sum().item<int>(), 0);
+    expect_sum(*backend);
+  });
+}
+
+TEST_P(C10dLife, AnEndedRankIsNamed) {
+  const auto outcomes = C10d(GetParam()).run("auto", [](const BackendPtr& backend, const StorePtr&) {
+    expect_sum(*backend);
+    if (backend->getRank() == 2) ::kill(::getpid(), SIGKILL);
+    try {
+      all_reduce(*backend, {at::ones({100'000})})->wait();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const PeerLostError& error) {
+      EXPECT_THAT(error.culprits(), ::testing::ElementsAre(2)) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("rank 2 (pid"));
+      EXPECT_THAT(error.what(), HasSubstr("hint:"));
+    }
+    EXPECT_THROW(backend->barrier()->wait(), PeerLostError);
+  });
+  EXPECT_EQ(outcomes[2].signal, SIGKILL);
+  for (const int rank : {0, 1}) EXPECT_EQ(outcomes[rank].exit_status, 0) << outcomes[rank].describe();
+}
+
+}  // namespace
+}  // namespace lockstep::testing
