@@ -80,7 +80,8 @@ def summarize(by_rank):
 
     def nearest_rank(part):
         return slowest[math.ceil(part * len(slowest)) - 1]
-    return {"p50_us": nearest_rank(0.5), "p99_us": nearest_rank(0.99), "min_us": slowest[0]}
+    return {"p50_us": nearest_rank(0.5), "p99_us": nearest_rank(0.99), "min_us": slowest[0],
+            "mean_us": max(sum(samples) / len(samples) for samples in by_rank)}
 
 
 # ---- The data of src/cli/bench/values.h

@@ -6,6 +6,7 @@ The machines share this one's cores, so computing is slower than on real machine
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 
 from collectives import part as collectives
@@ -38,6 +39,18 @@ LEAST_SHARE, LEAST_SYNC, LEAST_MPI, LEAST_BF16, MOST_EXPOSED = 0.95, 1.4, 1.0, 1
 def bound_us(size, mbit):
     """2 (H - 1) / H of the bytes cross each link, in each direction."""
     return 2 * (MACHINES - 1) / MACHINES * size * 8 / mbit
+
+
+def tcp_mbit(places):
+    """What TCP alone carries over the link, in both directions at once."""
+    words = [os.path.join(HERE, "duplex.py"), places.address(0)]
+    server = subprocess.Popen(places.inside(0) + ["/usr/bin/python3"] + words + ["listen"], stdout=subprocess.PIPE, text=True)
+    try:
+        ranks.run(places.inside(1) + ["/usr/bin/python3"] + words, RUN_SECONDS)
+        return float(server.communicate(timeout=60)[0])
+    finally:
+        server.kill()
+        server.wait()
 
 
 def flags(settings):
@@ -105,7 +118,7 @@ def last_line(failure):
 
 
 def measure(settings):
-    raw = {"rows": [], "steps": [], "notes": [], "failures": []}
+    raw = {"rows": [], "steps": [], "links": [], "notes": [], "failures": []}
     if why := netns.why_not():
         raw["notes"].append(f"Left out: {why}")
         return raw
@@ -123,12 +136,13 @@ def measure(settings):
         with netns.machines(MACHINES, mbit) as places:
             for at_round in range(settings.rounds):
                 progress.step(f"{mbit} Mbit/s, round {at_round + 1}, all-reduce")
+                raw["links"].append({"mbit": mbit, "tcp_mbit": tcp_mbit(places)})
                 for name, program in programs.items():
                     try:
                         for variant, row in program(settings, places):
                             if row["data"] != "ok":
                                 raise ranks.Failure(f"data is {row['data']}: {row.get('wrong')}")
-                            raw["rows"].append({"mbit": mbit, "variant": variant, "size": row["size"], "us": row["p50_us"]})
+                            raw["rows"].append({"mbit": mbit, "variant": variant, "size": row["size"], "us": row["mean_us"]})
                     except (ranks.Failure, KeyError) as failure:
                         if name == HAN:  # Debian's 4.1.4 crashes
                             raw["notes"].append(f"{HAN} is left out at {mbit} Mbit/s: it failed ({last_line(failure)})")
@@ -154,6 +168,9 @@ class Measured:
     def us(self, mbit, variant, size):
         found = [row["us"] for row in self.raw["rows"] if (row["mbit"], row["variant"], row["size"]) == (mbit, variant, size)]
         return numbers.median(found) if found else None
+
+    def tcp_mbit(self, mbit):
+        return numbers.median([link["tcp_mbit"] for link in self.raw["links"] if link["mbit"] == mbit])
 
     def step(self, mbit, variant, model, what):
         found = [what(step) for step in self.raw["steps"]
@@ -182,11 +199,13 @@ def all_reduce_table(measured, mbit):
         ours = measured.us(mbit, HYBRID, size)
         rows.append([numbers.bytes_text(size)] + [shown(measured.us(mbit, variant, size)) for variant in measured.variants()] +
                     [shown(ratio(measured.us(mbit, variant, size), ours), "x") for variant in measured.variants()[1:]] +
-                    [shown(ratio(100 * bound_us(size, mbit), ours), " %")])
+                    [shown(ratio(100 * bound_us(size, rate), ours), " %") for rate in (mbit, measured.tcp_mbit(mbit))])
     head = ["bytes"] + [f"{variant} µs" for variant in measured.variants()] + \
-           [f"to {variant}" for variant in measured.variants()[1:]] + ["of the bound"]
+           [f"to {variant}" for variant in measured.variants()[1:]] + ["of the bound", "of TCP alone"]
     return Table(f"All-reduce, {mbit} Mbit/s", head, rows,
-                 note="The bound: each link carries the bytes once in each direction, at its rate.")
+                 note="Mean times: the shaper lets a link that has idled send up to 128 KiB at once, so that one call may be faster "
+                      "than the link. The bound: each link carries the bytes once in each direction, at its rate. TCP alone: at "
+                      f"{numbers.text(measured.tcp_mbit(mbit))} Mbit/s, which one connection reaches in both directions at once.")
 
 
 def training_table(measured, mbit):

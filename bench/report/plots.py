@@ -339,8 +339,9 @@ def rewritten_value(key, value, name):
         return value.replace("#", f"#{name}-", 1)
     value = value.replace("url(#", f"url(#{name}-")
     if key == "style":
-        # The page defines the font family.
+        # The page defines the font family. matplotlib writes it with the size, newer versions write it separately.
         value = re.sub(r"font: (?:normal )*(\d+ )?([\d.]+px)[^;]*", r"font-size: \2", value)
+        value = re.sub(r"font-family:[^;]*;? *", "", value)
         for at, (light, _) in enumerate(COLOURS):
             value = value.replace(light, f"var(--series-{at}, {light})")
         value = value.replace(INK, "currentColor").replace(SOFT, "var(--soft, #777)")
