@@ -172,7 +172,7 @@ void Agent::wait() {
 
 Deadline Agent::next_deadline() const {
   Deadline next = Deadline::in(sweep_ ? kSweepEvery : std::chrono::milliseconds(1h));
-  for (const auto& at : {kill_at_, decide_at_, overdue_at_}) {
+  for (const auto& at : {kill_at_, decide_at_, overdue_at_, gang_.reap_at()}) {
     if (at && at->remaining() < next.remaining()) next = *at;
   }
   return next;
@@ -217,7 +217,7 @@ void Agent::on_signal(int signal) {
 void Agent::reap_workers() {
   const bool had_workers = !gang_.empty();
   const auto deadline = Deadline::in(300ms);  // for the output of all of them
-  for (auto& end : gang_.reap()) {
+  for (auto& end : gang_.take_ended()) {
     if (stopping_) continue;
     if (succeeded(end.wait_status)) {
       send_event({.kind = Event::Kind::Left, .attempt = attempt_, .rank = end.rank, .pid = end.pid});

@@ -2,13 +2,17 @@
 // and how each ended. Shared by the agent (gang.h) and spawn(), which start their children and wait for them
 // in different ways.
 //
-// Not thread-safe. Does not wait for anybody: the owner calls waitpid(2) and passes the result to remove().
+// A child that has ended stays a zombie for a while: the other ranks read from it how it ended. (From
+// Linux 6.15 on, they could read that from a pidfd, too.)
+//
+// Not thread-safe. Never blocks.
 #pragma once
 
 #include <optional>
 #include <sys/types.h>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/fd.h"
 #include "launch/verdict.h"
 
@@ -35,14 +39,23 @@ class Children {
   // Signals each child alone, and not what it has started.
   void signal_leaders(int signal) const;
 
-  // Removes the child that waitpid(2) returned and reads its note. nullopt if `pid` is not one of these
-  // children. RankEnd::host is left empty.
-  std::optional<RankEnd> remove(pid_t pid, int wait_status);
+  // The ends of the children that have ended since the last call, with their notes. RankEnd::host is left
+  // empty.
+  std::vector<RankEnd> take_ended();
+  // Reaps those of them that the others have had time to read, or all if no child is left to read them.
+  // Returns when to call it again: nullopt if no zombie is left.
+  std::optional<base::Deadline> reap();
   // Forgets all children and closes their descriptors; does not end or reap them.
-  void clear() { running_.clear(); }
+  void clear();
 
  private:
+  struct Zombie {
+    pid_t pid;
+    base::Deadline until;
+  };
+
   std::vector<Child> running_;
+  std::vector<Zombie> zombies_;  // the oldest first
 };
 
 }  // namespace lockstep::launch

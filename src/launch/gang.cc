@@ -1,8 +1,10 @@
 #include "launch/gang.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
+#include <iterator>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -107,17 +109,19 @@ void Gang::signal_groups(int signal) {
   if (is_stop_signal(signal)) workers_.signal_groups(SIGCONT);
 }
 
-std::vector<RankEnd> Gang::reap() {
-  std::vector<RankEnd> ends;
-  for (;;) {
-    int status = 0;
-    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
-    if (pid <= 0) return ends;
-    auto end = workers_.remove(pid, status);
-    if (!end) continue;  // an orphan of a worker, which this process adopted as its subreaper
-    end->host = base::host_name();
-    ends.push_back(std::move(*end));
+std::vector<RankEnd> Gang::take_ended() {
+  auto ends = workers_.take_ended();
+  // Without zombies of workers, which would be found again and again, the other children that have ended:
+  // orphans of workers, which this process adopted as its subreaper.
+  while (!(reap_at_ = workers_.reap())) {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
+    auto more = workers_.take_ended();
+    if (more.empty()) ::waitpid(info.si_pid, nullptr, WNOHANG);
+    std::move(more.begin(), more.end(), std::back_inserter(ends));
   }
+  for (auto& end : ends) end.host = base::host_name();
+  return ends;
 }
 
 void prepare_log_dir(const std::string& path) {

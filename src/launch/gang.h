@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/token.h"
 #include "launch/children.h"
 #include "launch/environment.h"
@@ -33,9 +35,11 @@ class Gang {
   void signal_groups(int signal);
   // Signals each worker alone: other processes of its group may not handle SIGUSR1, which would end them.
   void signal_workers(int signal) { workers_.signal_leaders(signal); }
-  // Reaps all children that have ended, without blocking. Returns the ends of the workers among them,
-  // including those that succeeded.
-  std::vector<RankEnd> reap();
+  // The ends of the workers that have ended since the last call, including those that succeeded. Also reaps
+  // children, without blocking.
+  std::vector<RankEnd> take_ended();
+  // When there is something to reap, although no child ends.
+  const std::optional<base::Deadline>& reap_at() const { return reap_at_; }
 
  private:
   WorkerSpec spec_for(const Membership& membership, const std::string& path, int local_rank,
@@ -49,6 +53,7 @@ class Gang {
   tuning::Switches switches_;
   tuning::Topology topology_;
   Children workers_;
+  std::optional<base::Deadline> reap_at_;
 };
 
 // Creates the folder of the log files and checks that it is writable. Throws SystemError.

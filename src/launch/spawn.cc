@@ -113,6 +113,8 @@ class SpawnedRanks {
   ~SpawnedRanks() {
     children_.signal_groups(SIGKILL);
     for (const auto& child : children_.running()) ::waitpid(child.pid, nullptr, 0);
+    children_.take_ended();
+    children_.reap();
   }
 
   void start() {
@@ -132,10 +134,12 @@ class SpawnedRanks {
     std::optional<Deadline> decide_at;
     std::optional<Deadline> kill_at;
     while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
-      for (auto& failure : reap()) {
+      for (auto& end : children_.take_ended()) {
+        if (launch::succeeded(end.wait_status)) continue;
         if (kill_at) continue;  // a consequence of our SIGTERM
-        failures.push_back(std::move(failure));
+        failures.push_back(std::move(end));
       }
+      children_.reap();
       if (!failures.empty() && !kill_at) {
         if (!decide_at) decide_at = Deadline::in(kCollect);
         if (!launch::is_consequence(launch::choose_cause(failures)) || decide_at->expired()) {
@@ -218,29 +222,6 @@ class SpawnedRanks {
     }
     ::poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
     return true;
-  }
-
-  // The children that have ended since the last call, without those that succeeded.
-  std::vector<RankEnd> reap() {
-    std::vector<pid_t> running;
-    for (const auto& child : children_.running()) running.push_back(child.pid);
-    std::vector<RankEnd> failures;
-    for (const pid_t pid : running) {
-      int status = 0;
-      // By pid: the program may have children of its own, for which it waits itself.
-      const pid_t reaped = ::waitpid(pid, &status, WNOHANG);
-      if (reaped == 0 || (reaped < 0 && errno == EINTR)) continue;
-      auto end = *children_.remove(pid, status);
-      if (reaped == pid && launch::succeeded(status)) continue;
-      if (reaped < 0 && !end.note) {
-        end.note =
-            base::Note{"UsageError", compose({.what = "its exit status is unknown",
-                                              .evidence = "another part of this program waited for it",
-                                              .hint = "a SIGCHLD handler must not wait for all children"})};
-      }
-      failures.push_back(std::move(end));
-    }
-    return failures;
   }
 
   int nprocs_;

@@ -186,7 +186,7 @@ void Endpoint::look_for_ended_ranks() {
                                                .evidence = fmt::format("its error: {}", failed->text)}));
       return;
     }
-    const auto end = mesh_->describe_end(rank);
+    const auto end = mesh_->describe_end(rank, base::Deadline::in(kBetweenCloseAndEnd));
     set_failure("PeerLostError",
                 base::compose(
                     {.what = fmt::format("{} failed", blocked),

@@ -189,7 +189,8 @@ class Mesh::Connector {
   [[noreturn]] void throw_lost(int other, const std::string& evidence) {
     // A rank that ended before it published its address is known to the store only, which then throws.
     read_addresses(world_size_);
-    const auto end = mesh_.describe_end(other);
+    const auto moment = base::Deadline::in(kBetweenCloseAndEnd);
+    const auto end = mesh_.describe_end(other, moment);
     // If that rank gave up waiting for a stopped rank, the stopped rank is the cause.
     if (const auto culprits = stopped(); !culprits.empty()) {
       throw TimeoutError(base::compose({.what = "not all ranks of the group connected",
@@ -204,7 +205,7 @@ class Mesh::Connector {
     std::vector<int> lost{other};
     std::string others;
     for (const int rank : ended()) {
-      const auto how = mesh_.describe_end(rank);
+      const auto how = mesh_.describe_end(rank, moment);
       if (rank == other || how == kExitedNormally) continue;
       lost.push_back(rank);
       others += fmt::format("; {} has ended, too{}{}", mesh_.peers_[rank].facts.describe(),
@@ -457,9 +458,9 @@ std::vector<int> Mesh::ended_ranks() {
   return ranks;
 }
 
-std::string Mesh::describe_end(int rank) const {
+std::string Mesh::describe_end(int rank, base::Deadline until) const {
   const Peer& peer = peers_[rank];
-  return describe_peer_end(peer.process, peer.facts.pid);
+  return describe_peer_end(peer.process, peer.facts.pid, until);
 }
 
 }  // namespace lockstep::shm

@@ -59,9 +59,9 @@ class Mesh {
 
   // The ranks whose process has ended or whose socket is closed. Never blocks.
   std::vector<int> ended_ranks();
-  // How its process ended: "killed by signal 9 (Killed)", "exited with status 3"; empty if it is running or
-  // if that is unknown. Never blocks.
-  std::string describe_end(int rank) const;
+  // How its process ended: "killed by signal 9 (Killed)", "exited with status 3"; empty if it is running at
+  // the deadline, or if that is unknown.
+  std::string describe_end(int rank, base::Deadline until = base::Deadline::in({})) const;
 
  private:
   class Connector;

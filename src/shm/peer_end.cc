@@ -1,6 +1,7 @@
 #include "shm/peer_end.h"
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -22,9 +23,12 @@ namespace lockstep::shm {
 
 namespace {
 
-bool readable_now(const base::Fd& fd) {
+bool readable(const base::Fd& fd, base::Deadline until) {
   pollfd polled{fd.get(), POLLIN, 0};
-  return ::poll(&polled, 1, 0) > 0 && polled.revents != 0;
+  while (::poll(&polled, 1, until.poll_timeout()) < 0) {
+    if (errno != EINTR) return false;
+  }
+  return polled.revents != 0;
 }
 
 // The status of a process that has ended but was not reaped yet.
@@ -65,9 +69,9 @@ std::optional<int> wait_status_from_pidfd(const base::Fd& process) {
 
 }  // namespace
 
-std::string describe_peer_end(const base::Fd& process, int pid) {
+std::string describe_peer_end(const base::Fd& process, int pid, base::Deadline until) {
   // If only the first thread has ended, /proc shows a zombie, too, but the pidfd is not readable.
-  if (!process || !readable_now(process)) return "";
+  if (!process || !readable(process, until)) return "";
   auto status = wait_status_of_zombie(process, pid);
   if (!status) status = wait_status_from_pidfd(process);
   return status ? base::describe_end(*status) : "";

@@ -310,6 +310,16 @@ TEST_F(Watched, AnExitIsNamed) {
   EXPECT_THAT(mesh_->describe_end(1), AnyOf("exited with status 3", ""));
 }
 
+TEST_F(Watched, AnEndThatFollowsTheEndOfTheConnectionIsNamed) {
+  start(2, [](Mesh& mesh) {
+    ::shutdown(mesh.peers()[0].socket.get(), SHUT_RDWR);
+    std::this_thread::sleep_for(50ms);  // as if the machine were busy
+    return 3;
+  });
+  EXPECT_TRUE(until([&] { return mesh_->ended_ranks() == std::vector{1}; }));
+  EXPECT_EQ(mesh_->describe_end(1, base::Deadline::in(20s)), "exited with status 3");
+}
+
 TEST_F(Watched, WatchingIsCheap) {
   start(7, stay);
   const auto before = Clock::now();
