@@ -509,7 +509,7 @@ time.sleep(0.3)
         # Python handles signals between its own instructions. Gloo is not different.
         for backend in ("gloo", "lockstep"):
             done = self.ranks(INIT.replace("lockstep", backend), self.WAIT,
-                              "os.kill(pid, signal.SIGINT)\ntime.sleep(0.1)\ndist.all_reduce(torch.ones(2))\n")
+                              "os.kill(pid, signal.SIGINT)\ntime.sleep(0.1)\nworks()\ndist.destroy_process_group()\n")
             self.assertEqual(self.said(done, 0), ["interrupted"], done.text)
 
     def test_signals_wake_no_one(self):
