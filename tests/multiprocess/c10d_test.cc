@@ -9,12 +9,14 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/c10d.h>
 
 #include "base/deadline.h"
 #include "shm/calls.h"
+#include "support/message_of.h"
 #include "support/run_ranks.h"
 #include "support/scratch_folder.h"
 
@@ -87,6 +89,17 @@ TEST(C10dByName, ShmOnSeveralMachinesIsRefused) {
                                             UsageError);
                              },
                              {.environment = on_machines("ab")}));
+}
+
+TEST(C10dByName, WhoComesTooLateHearsThatTheOthersHaveGivenUp) {
+  expect_success(start_ranks(1, [](int) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const auto fail_to_join = [&](int rank, std::chrono::milliseconds timeout) {
+      return message_of<TimeoutError>([&] { make_c10d_backend("shm", store, rank, 2, timeout, true); });
+    };
+    EXPECT_THAT(fail_to_join(0, 100ms), HasSubstr("missing: rank 1"));
+    EXPECT_THAT(fail_to_join(1, 20s), HasSubstr("missing: rank 1"));
+  }));
 }
 
 class C10dLife : public ::testing::TestWithParam<const char*> {

@@ -154,7 +154,9 @@ TEST(Reconfigure, RefusesWhatCannotBeMeant) {
 TEST(Reconfigure, AfterATimeoutTheBackendIsAsBefore) {
   LocalRanks ranks(2);
   const auto both = handles_of(ranks, {0, 1});
-  EXPECT_THAT(error_of([&] { reconfigure(ranks[0], 1, both, 50ms); }), HasSubstr("rank 1"));
+  EXPECT_THAT(error_of([&] { reconfigure(ranks[0], 1, both, 50ms); }), HasSubstr("missing: rank 1"));
+  // Who comes later hears that, and does not wait for a rank that has given up.
+  EXPECT_THAT(error_of([&] { reconfigure(ranks[1], 1, both, 1s); }), HasSubstr("missing: rank 1"));
   ranks.in_threads([&](int rank, c10d_backend& backend) {
     expect_members(backend, rank, 2);
     reconfigure(backend, 2, {both[1], both[0]});
