@@ -47,6 +47,7 @@ rendezvous::RankFacts own_facts(int rank, int world_size) {
   auto facts = rendezvous::facts_of_this_process(rank, world_size);
   const auto master = base::env_string("MASTER_ADDR").value_or("");
   facts.network = network::offer_of_this_process(base::without_brackets(master));
+  facts.link = groups::wanted_link();
   return facts;
 }
 

@@ -15,6 +15,8 @@
 #include <lockstep/c10d.h>
 
 #include "base/deadline.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/open_store.h"
 #include "shm/calls.h"
 #include "support/message_of.h"
 #include "support/run_ranks.h"
@@ -89,6 +91,35 @@ TEST(C10dByName, ShmOnSeveralMachinesIsRefused) {
                                             UsageError);
                              },
                              {.environment = on_machines("ab")}));
+}
+
+// Over MPI, if LOCKSTEP_LINK says so: mpirun starts it, too (tests/mpi/groups).
+TEST(C10dByName, OverTheStoreOfTheJob) {
+  expect_success(start_ranks(2,
+                             [](int rank) {
+                               const auto identity = rendezvous::identify(rendezvous::NeedMaster::Yes);
+                               const auto store =
+                                   rendezvous::open_store(rendezvous::meeting_point("env://", identity),
+                                                          identity, base::Deadline::in(20s));
+                               const auto backend =
+                                   make_c10d_backend("auto", store->under("c10d"), rank, 2, 20s);
+                               EXPECT_EQ(backend->getBackendName(), "hybrid");
+                               expect_sum(*backend);
+                             },
+                             {.environment = on_machines("ab")}));
+}
+
+TEST(C10dByName, TheLinkBetweenMachinesIsThatOfTheEnvironment) {
+  const ScratchFolder folder;
+  const auto join = [&](int rank) { make_c10d_backend("auto", store_in(folder, 2), rank, 2, 20s); };
+  expect_success(start_ranks(2, [&](int rank) { EXPECT_THROW(join(rank), MismatchError); },
+                             {.environment = [](int rank) {
+                               return Environment{{"LOCKSTEP_LINK", rank == 0 ? "gloo" : "mpi"}};
+                             }}));
+  expect_success(
+      start_ranks(2, [&](int rank) { EXPECT_THROW(join(rank), UsageError); }, {.environment = [](int) {
+                    return Environment{{"LOCKSTEP_LINK", "carrier-pigeon"}};
+                  }}));
 }
 
 TEST(C10dByName, WhoComesTooLateHearsThatTheOthersHaveGivenUp) {
