@@ -56,7 +56,8 @@ class Engine {
   // From the stage Open on. The ranks of the party may make their links at different times.
   virtual std::shared_ptr<comm::Link> make_link(Party party) = 0;
 
-  // Whether a link exists that has hung up or has lost a rank: then other processes may never finalise MPI.
+  // Whether a link has hung up because of a failure or has lost a rank, also if it does not exist any more:
+  // then other processes may never finalise MPI.
   virtual bool in_trouble() const = 0;
 };
 

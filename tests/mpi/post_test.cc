@@ -3,10 +3,13 @@
 #include "module/post.h"
 
 #include <array>
+#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <memory>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "comm/wire_tags.h"
 
@@ -27,9 +30,22 @@ int own_rank() {
 }
 void meet() { MPI_Barrier(MPI_COMM_WORLD); }
 
+std::unique_ptr<Post> another_post() {
+  MPI_Comm own = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &own);
+  auto post = std::make_unique<Post>(kMostBytes);
+  post->open(own);
+  return post;
+}
+
+// Of most tests.
 Post& post() {
-  static auto* const instance = new Post(kMostBytes);
+  static auto* const instance = another_post().release();
   return *instance;
+}
+
+Party party_of(uint64_t id, std::chrono::milliseconds timeout = kTimeout) {
+  return {.id = id, .rank = own_rank(), .world_ranks = {0, 1}, .timeout = timeout};
 }
 
 std::vector<std::byte> bytes_of(size_t count, int salt) {
@@ -60,7 +76,7 @@ class PostTest : public ::testing::Test {
     return ++last;
   }
   static Post::MemberPtr join(uint64_t id, std::chrono::milliseconds timeout = kTimeout) {
-    return post().join({.id = id, .rank = own_rank(), .world_ranks = {0, 1}, .timeout = timeout});
+    return post().join(party_of(id, timeout));
   }
   static comm::TransferPtr send(const Post::MemberPtr& member, int tag, const std::vector<std::byte>& bytes,
                                 comm::Link::Owner owner = {}) {
@@ -253,7 +269,25 @@ TEST_F(PostTest, ARankThatHangsUpIsAnErrorAfterWhatItHasSent) {
   EXPECT_EQ(post().in_trouble(), rank_ == 0);
   meet();
   post().leave(*doomed);
-  EXPECT_FALSE(post().in_trouble());
+  EXPECT_EQ(post().in_trouble(), rank_ == 0);
+}
+
+// It may never finalise MPI.
+TEST_F(PostTest, ALostRankIsTroubleAlsoWhenTheGroupIsGone) {
+  Post own;  // no MPI is needed for that
+  bool lost = false;
+  const auto member = [&](uint64_t id) {
+    auto party = party_of(id);
+    party.has_lost_rank = [&lost] { return lost; };
+    return own.join(std::move(party));
+  };
+  const auto first = member(1), second = member(2);
+  own.leave(*first);
+  EXPECT_FALSE(own.in_trouble());
+  lost = true;
+  own.leave(*second);
+  lost = false;
+  EXPECT_TRUE(own.in_trouble());
 }
 
 TEST_F(PostTest, AnotherSizeThanAwaitedIsAnError) {
@@ -289,6 +323,40 @@ TEST_F(PostTest, WhatALateRankSendsIsDiscarded) {
   }
 }
 
+// Both ranks end while they have a group, in which one of them has not asked for what the other one has sent.
+TEST_F(PostTest, WhoEndsTakesWhatNobodyHasAskedFor) {
+  const auto ending = another_post();
+  const auto bytes = bytes_of(3 * kMostBytes, 1);
+  const auto group = ending->join(party_of(1));
+  comm::TransferPtr sending;
+  if (rank_ == 0) sending = ending->send(group, 1, 5, bytes.data(), bytes.size(), {});
+  ending->close();
+  if (sending) sending->wait(never);
+  ending->leave(*group);
+}
+
+// Also in a group that this rank has not joined.
+TEST_F(PostTest, WhoEndsTakesWhatIsForALaterGroup) {
+  const auto ending = another_post();
+  const auto bytes = bytes_of(3 * kMostBytes, 1);
+  const auto group = ending->join(party_of(1));
+  comm::TransferPtr sending;
+  std::byte room{};
+  if (rank_ == 0) {
+    const auto late = ending->join(party_of(2));
+    sending = ending->send(late, 1, 5, bytes.data(), bytes.size(), {});
+    ending->send(group, 1, 1, bytes.data(), 1, {})->wait(never);
+    ending->leave(*late);
+  } else {
+    // The note of the other message has arrived before.
+    ending->receive(group, 0, 1, &room, 1, {})->wait(never);
+  }
+  ending->leave(*group);
+  meet();
+  ending->close();
+  if (sending) sending->wait(never);
+}
+
 }  // namespace
 }  // namespace lockstep::mpi
 
@@ -296,9 +364,7 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   int level = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
-  MPI_Comm own = MPI_COMM_NULL;
-  MPI_Comm_dup(MPI_COMM_WORLD, &own);
-  lockstep::mpi::post().open(own);
+  lockstep::mpi::post();  // on both ranks at once, before any other
   const int status = RUN_ALL_TESTS();
   MPI_Barrier(MPI_COMM_WORLD);
   lockstep::mpi::post().close();

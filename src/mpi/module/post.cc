@@ -70,10 +70,12 @@ void Post::close() noexcept {
   if (!fault_.empty() && listening_.empty()) return;
   try {
     for (const auto& [id, member] : members_) send_hang_up(*member);
-    const auto end = Clock::now() + kMostFarewell;
-    while (fault_.empty() && expects_more() &&
-           (Clock::now() < end || (!members_.empty() && !is_troubled()))) {
+    for (const auto end = Clock::now() + kMostFarewell;;) {
       move();
+      // Their senders end only when MPI has taken them.
+      discard_unasked();
+      if (!fault_.empty() || !expects_more()) break;
+      if (Clock::now() >= end && (members_.empty() || is_troubled())) break;
       lock.unlock();
       std::this_thread::sleep_for(kBetweenLooks);
       lock.lock();
@@ -103,10 +105,8 @@ bool Post::in_trouble() const {
 }
 
 bool Post::is_troubled() const {
-  return std::any_of(members_.begin(), members_.end(), [](const auto& entry) {
-    const auto& member = *entry.second;
-    return !member.fault.empty() || (member.party.has_lost_rank && member.party.has_lost_rank());
-  });
+  return troubled_ || std::any_of(members_.begin(), members_.end(),
+                                  [](const auto& entry) { return entry.second->in_trouble(); });
 }
 
 Post::MemberPtr Post::join(Party party) {
@@ -121,14 +121,20 @@ Post::MemberPtr Post::join(Party party) {
 }
 
 void Post::leave(Member& member) noexcept {
-  hang_up(member);
   const Lock lock(mutex_);
+  if (member.in_trouble()) troubled_ = true;
+  sever(member);
   members_.erase(member.party.id);
   if (const int ranks = member.ranks_not_hung_up(); ranks != 0) left_[member.party.id] = ranks;
 }
 
 void Post::hang_up(Member& member) noexcept {
   const Lock lock(mutex_);
+  troubled_ = true;
+  sever(member);
+}
+
+void Post::sever(Member& member) noexcept {
   if (member.hung_up) return;
   try {
     send_hang_up(member);
@@ -155,14 +161,11 @@ void Post::give_up_receives(Member& member, const std::string& why) {
   for (auto& peer : member.peers) {
     for (const auto& [tag, jobs] : peer.awaited) awaited_ -= jobs.size();
     peer.awaited.clear();
-    try {
-      for (const auto& [tag, letters] : peer.early) {
-        for (const auto& letter : letters) discard(letter);
-      }
-    } catch (const std::exception& error) {
-      if (fault_.empty()) fault_ = error.what();
-    }
-    peer.early.clear();
+  }
+  try {
+    discard_early(member);
+  } catch (const std::exception& error) {
+    if (fault_.empty()) fault_ = error.what();
   }
 }
 
