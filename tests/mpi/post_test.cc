@@ -332,6 +332,9 @@ TEST_F(PostTest, WhoEndsTakesWhatNobodyHasAskedFor) {
   if (rank_ == 0) sending = ending->send(group, 1, 5, bytes.data(), bytes.size(), {});
   ending->close();
   if (sending) sending->wait(never);
+  std::vector<std::byte> room(bytes.size());
+  EXPECT_EQ(error_of([&] { ending->receive(group, 1 - rank_, 5, room.data(), room.size(), {}); }),
+            "MPI has been finalised");
   ending->leave(*group);
 }
 

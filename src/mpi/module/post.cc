@@ -229,6 +229,8 @@ comm::TransferPtr Post::receive(const MemberPtr& member, int from, int tag, std:
   job->owner = std::move(owner);
   job->announced = false;
   const Lock lock(mutex_);
+  // Also for a message that is here already: the rest of a long one would have to come from MPI.
+  if (!fault_.empty()) throw std::runtime_error(fault_);
   auto& peer = member->peers.at(from);
   use();
   if (const auto early = peer.early.find(tag); early != peer.early.end()) {
