@@ -2,8 +2,8 @@
 // that asks for MPI loads the module, and with it the MPI library of this machine.
 //
 // The module needs no symbols of the library, so that it works with programs that link the library
-// statically, too. Therefore it throws only std::runtime_error, and connect.h turns that into lockstep's
-// errors.
+// statically, too. Therefore it throws only std::runtime_error and, because headers alone define that,
+// comm::LinkError; the library turns both into lockstep's errors.
 #pragma once
 
 #include <chrono>

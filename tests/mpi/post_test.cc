@@ -57,6 +57,8 @@ std::vector<std::byte> bytes_of(size_t count, int salt) {
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
+  } catch (const comm::LinkError& error) {
+    return "rank " + std::to_string(error.peer) + ": " + error.what();
   } catch (const std::runtime_error& error) {
     return error.what();
   }
@@ -260,11 +262,11 @@ TEST_F(PostTest, ARankThatHangsUpIsAnErrorAfterWhatItHasSent) {
     std::vector<std::byte> room(bytes.size());
     meet();
     const auto awaited = ask(doomed, 1, room), never_sent = ask(doomed, 2, room);
-    EXPECT_EQ(error_of([&] { never_sent->wait(never); }), "Connection closed by peer");
+    EXPECT_EQ(error_of([&] { never_sent->wait(never); }), "rank 0: Connection closed by peer");
     awaited->wait(never);
     EXPECT_EQ(room, bytes);
-    EXPECT_EQ(error_of([&] { ask(doomed, 3, room); }), "Connection closed by peer");
-    EXPECT_EQ(error_of([&] { send(doomed, 3, room); }), "Connection closed by peer");
+    EXPECT_EQ(error_of([&] { ask(doomed, 3, room); }), "rank 0: Connection closed by peer");
+    EXPECT_EQ(error_of([&] { send(doomed, 3, room); }), "rank 0: Connection closed by peer");
   }
   EXPECT_EQ(post().in_trouble(), rank_ == 0);
   meet();
@@ -315,7 +317,7 @@ TEST_F(PostTest, WhatALateRankSendsIsDiscarded) {
   if (rank_ == 0) {
     // Whether the news has arrived already is not determined.
     EXPECT_THAT(error_of([&] { send(doomed, 1, bytes)->wait(never); }),
-                ::testing::AnyOf("no error", "Connection closed by peer"));
+                ::testing::AnyOf("no error", "rank 1: Connection closed by peer"));
     send(member_, 1, bytes_of(1, 0))->wait(never);
     post().leave(*doomed);
   } else {

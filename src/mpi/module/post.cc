@@ -30,6 +30,8 @@ constexpr auto kMostFarewell = 2s;
 constexpr auto kBetweenLooks = 1ms;
 constexpr int kMostIdleLooks = 50;
 
+constexpr const char* kHungUp = "Connection closed by peer";
+
 }  // namespace
 
 // A transfer that is complete has no job.
@@ -174,7 +176,7 @@ void Post::give_up_receives(Member& member, const std::string& why) {
 void Post::refuse(const Member& member, int peer) const {
   if (!fault_.empty()) throw std::runtime_error(fault_);
   if (!member.fault.empty()) throw std::runtime_error(member.fault);
-  if (member.peers.at(peer).hung_up) throw std::runtime_error("Connection closed by peer");
+  if (member.peers.at(peer).hung_up) throw comm::LinkError(peer, kHungUp);
 }
 
 comm::TransferPtr Post::send(const MemberPtr& member, int to, int tag, const std::byte* data, size_t bytes,
@@ -264,8 +266,7 @@ void Post::wait(const Member& member, int rank, const Job& job, const std::funct
     if (!member.fault.empty()) throw std::runtime_error(member.fault);
     const auto now = Clock::now();
     const auto hung_up = member.peers.at(rank).hung_up;
-    if (hung_up && (!job.announced || now - *hung_up >= kLastWords))
-      throw std::runtime_error("Connection closed by peer");
+    if (hung_up && (!job.announced || now - *hung_up >= kLastWords)) throw comm::LinkError(rank, kHungUp);
     lock.unlock();
 
     const auto waited = now - begin;
