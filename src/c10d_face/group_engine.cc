@@ -1,10 +1,12 @@
 #include "c10d_face/group_engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <fmt/format.h>
 #include <mutex>
+#include <optional>
 #include <unistd.h>
 #include <utility>
 
@@ -12,6 +14,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/error_text.h"
 #include "base/log.h"
 #include "c10d_face/bindings.h"
@@ -23,6 +26,8 @@
 namespace lockstep::c10d_face {
 
 namespace {
+
+using namespace std::chrono_literals;
 
 void end(ProcessGroup::Impl& group, const std::string& kind, const std::string& text) noexcept {
   try {
@@ -83,6 +88,7 @@ class GroupEngine::Operation final : public Work {
   void start(comm::Request request, Second second, Attend&& attend) {
     if (request.kind == comm::Kind::Receive) source_ = request.peer;
     second_ = std::move(second);
+    if (request.timeout.count() > 0) end_ = base::Deadline::in(request.timeout);
     if (!keep_alive().empty()) request.keep.push_back(owner_of(keep_alive()));
     request.storage.reset();  // an owner, too
     begin([&] {
@@ -139,6 +145,8 @@ class GroupEngine::Operation final : public Work {
       message.count = request.count;
       message.peer = peer;
       message.tag = comm::kInternalTag;
+      // Not 0, which would be the group's.
+      if (end_) message.timeout = std::max(end_->remaining(), 1ms);
       message.keep = request.keep;
       if (kind == comm::Kind::Send) {
         message.give = {request.give.front()};
@@ -199,6 +207,7 @@ class GroupEngine::Operation final : public Work {
   const std::shared_ptr<Helpers> helpers_;
   lockstep::Work started_;
   Second second_;
+  std::optional<base::Deadline> end_;  // if the call has its own timeout
   int source_ = kNoSource;
   bool interrupted_ = false;  // guarded by mutex_
 };

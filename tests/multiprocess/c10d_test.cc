@@ -15,6 +15,10 @@
 #include <lockstep/c10d.h>
 
 #include "base/deadline.h"
+#include "c10d_face/sparse.h"
+#include "comm/group.h"
+#include "comm/work.h"
+#include "groups/make_group.h"
 #include "rendezvous/identity.h"
 #include "rendezvous/open_store.h"
 #include "shm/calls.h"
@@ -25,7 +29,9 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using namespace std::chrono_literals;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -130,6 +136,26 @@ TEST(C10dByName, WhoComesTooLateHearsThatTheOthersHaveGivenUp) {
     };
     EXPECT_THAT(fail_to_join(0, 100ms), HasSubstr("missing: rank 1"));
     EXPECT_THAT(fail_to_join(1, 20s), HasSubstr("missing: rank 1"));
+  }));
+}
+
+// Rank 1 makes only the first half of the call, in which the ranks learn each other's sizes.
+TEST(C10dByName, ASparseAllReduceHasOneTimeoutForBothHalves) {
+  expect_success(C10d("ab").run("auto", [](const BackendPtr& backend, const StorePtr& store) {
+    std::vector<at::Tensor> tensors{at::ones({2, 2}).to_sparse()};
+    expect_sum(*backend);
+    if (backend->getRank() == 1) {
+      c10d_face::SparseSum sum(tensors, 1, 2);
+      auto first = sum.exchange_facts();
+      comm::run(*groups::group_behind(*backend), first);
+      store->get("rank 0 has waited");
+      return;
+    }
+    c10d::AllreduceOptions options;
+    options.timeout = 3s;
+    const auto message = message_of<TimeoutError>([&] { backend->allreduce(tensors, options)->wait(); });
+    EXPECT_THAT(message, AllOf(HasSubstr("no answer within"), Not(HasSubstr("within 20.0 s"))));
+    store->set("rank 0 has waited", std::vector<uint8_t>{1});
   }));
 }
 
