@@ -249,7 +249,8 @@ class GroupEngine::Shared {
 
   const std::shared_ptr<Helpers> helpers = std::make_shared<Helpers>();
   const std::shared_ptr<Line> line = std::make_shared<Line>();
-  std::mutex starting;  // held while a collective is started, and takes its place in the line
+  std::mutex starting;                // held while a collective is started, and takes its place in the line
+  std::optional<uint64_t> last_roll;  // the number of the last roll call; guarded by `starting`
 
  private:
   const pid_t made_by_ = ::getpid();
@@ -264,17 +265,21 @@ class GroupEngine::Roll final : public RollCall {
 
   void run(std::chrono::milliseconds timeout) override {
     comm::refuse_if_forked(*group_);
+    const auto deadline = base::Deadline::in(timeout);
     comm::Request barrier;
     barrier.timeout = timeout;
     lockstep::Work started;
+    std::optional<uint64_t> previous;
     {
       const std::lock_guard lock(shared_->starting);
       number_ = group_->transport->calls();
-      group_->store->write(key_of(group_->rank), "");
+      group_->store->write(key_of(number_, group_->rank), "");
+      previous = std::exchange(shared_->last_roll, number_);
       started = comm::start(group_, {.request = std::move(barrier)});
     }
     made_ = true;
     started.wait();
+    if (previous) erase(*previous, deadline);
   }
   bool was_made() const override { return made_; }
 
@@ -282,7 +287,7 @@ class GroupEngine::Roll final : public RollCall {
     std::vector<int> ranks;
     try {
       for (int rank = 0; rank < group_->world_size; ++rank) {
-        if (!group_->store->check({key_of(rank)})) ranks.push_back(rank);
+        if (!group_->store->check({key_of(number_, rank)})) ranks.push_back(rank);
       }
     } catch (const Error& error) {
       base::log_debug("cannot read from the store which ranks have come: {}", error.what());
@@ -296,7 +301,16 @@ class GroupEngine::Roll final : public RollCall {
   }
 
  private:
-  std::string key_of(int rank) const { return fmt::format("roll/{}/{}", number_, rank); }
+  static std::string key_of(uint64_t number, int rank) { return fmt::format("roll/{}/{}", number, rank); }
+
+  // All ranks have come to this roll call, so nobody asks any more who has come to the previous one.
+  void erase(uint64_t previous, base::Deadline deadline) const {
+    try {
+      group_->store->until(deadline)->deleteKey(key_of(previous, group_->rank));
+    } catch (const std::exception& error) {
+      base::log_debug("cannot erase a key of the store: {}", error.what());
+    }
+  }
 
   const std::shared_ptr<ProcessGroup::Impl> group_;
   const SharedPtr shared_;

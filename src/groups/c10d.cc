@@ -78,6 +78,9 @@ c10::intrusive_ptr<c10d_backend> make_backend(std::shared_ptr<shm::Endpoint> end
     const auto met = meet_at("lockstep-" + place, store, rank, world_size, "shm", deadline);
     auto next = make_endpoint(met.keys->for_backend(deadline), rank, world_size, timeout);
     next->connect(deadline);
+    // When all members have come here, nobody reads these keys any more. If one has not, they remain, with
+    // its verdict.
+    met.keys->forget(world_size);
     return std::make_unique<c10d_face::ShmEngine>(std::move(next));
   };
   return c10::make_intrusive<c10d_face::Backend>(std::make_unique<c10d_face::ShmEngine>(std::move(endpoint)),

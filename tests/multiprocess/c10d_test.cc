@@ -159,6 +159,18 @@ TEST(C10dByName, ASparseAllReduceHasOneTimeoutForBothHalves) {
   }));
 }
 
+TEST(C10dByName, MonitoredBarriersLeaveNothingInTheStore) {
+  expect_success(C10d("ab").run("auto", [](const BackendPtr& backend, const StorePtr& store) {
+    backend->monitoredBarrier({}, false);
+    const auto before = store->getNumKeys();
+    constexpr int kRounds = 20;
+    for (int round = 0; round < kRounds; ++round) backend->monitoredBarrier({}, false);
+    // The other rank may not have erased its last one yet. A rank that waits for long says so in the store.
+    EXPECT_LT(store->getNumKeys(), before + kRounds / 2);
+    backend->barrier()->wait();
+  }));
+}
+
 class C10dLife : public ::testing::TestWithParam<const char*> {
  protected:
   void run(const std::function<void(BackendPtr backend, StorePtr store)>& body) const {
