@@ -17,6 +17,7 @@ namespace {
 
 struct Options {
   std::string model = "mlp", optimizer = "adam";
+  bool share = false;
   int steps = 20, warmup = 4;
 };
 
@@ -28,7 +29,7 @@ class Bench {
         plain_model_(bench::make_model(options.model)),
         model_(bench::make_model(options.model)),
         plain_(plain_model_, group_, {.checks = false}),
-        ddp_(model_, group_, {.checks = false}) {
+        ddp_(model_, group_, {.checks = false, .share_parameters = options.share}) {
     if (options.optimizer == "adam") {
       use(torch::optim::AdamOptions(1e-3));
     } else if (options.optimizer == "sgd") {
@@ -63,7 +64,10 @@ class Bench {
       std::sort(times.begin(), times.end());
       ms[name] = times[times.size() / 2];
     }
-    return {{"parameters", parameters_}, {"world", group_->world_size()}, {"ms", ms}};
+    return {{"parameters", parameters_},
+            {"world", group_->world_size()},
+            {"state_bytes", sharded_->state_bytes()},
+            {"ms", ms}};
   }
 
  private:
@@ -109,6 +113,7 @@ int main(int argc, char** argv) {
   CLI::App app("Times steps with LibTorch's optimizer and with lockstep's sharded one.");
   app.add_option("--model", options.model, "model of bench/training");
   app.add_option("--optimizer", options.optimizer, "adam or sgd");
+  app.add_flag("--share", options.share, "one copy of the parameters for both ranks");
   app.add_option("--steps", options.steps, "measured steps")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   try {

@@ -93,6 +93,7 @@ def summary(reports):
             # The sum over all ranks.
             "cpu_ms": {kind: sum(statistics.median(rank["cpu_ms"][kind]) for rank in reports) for kind in first["cpu_ms"]},
             "peak_mib": max(rank["peak_mib"] for rank in reports), "share_mib": max(rank["share_mib"] for rank in reports),
+            "machine_mib": sum(rank["share_mib"] for rank in reports),
             "parameters": first["parameters"], "rows": first["rows"], "buckets": first["buckets"],
             "threads": first["threads"], "losses": [rank["losses"] for rank in reports]}
 

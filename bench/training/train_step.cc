@@ -32,6 +32,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -56,6 +57,7 @@ struct Options {
   std::string wrap = "ddp";
   std::string backend = "auto";
   std::string hook = "none";
+  std::string optimizer = "plain";
   std::vector<std::string> kinds;
   int64_t rows = 0;
   int parts = 1;
@@ -105,7 +107,8 @@ class Trainer {
     if (options.wrap == "ddp") {
       ddp_.emplace(model_, group_,
                    lockstep::DdpOptions{.bucket_cap_mb = options.bucket_cap_mib,
-                                        .gradient_as_bucket_view = options.bucket_view});
+                                        .gradient_as_bucket_view = options.bucket_view,
+                                        .share_parameters = options.optimizer == "shared"});
       if (options.hook == "bf16") ddp_->register_comm_hook(lockstep::hooks::bf16_compress());
       if (options.hook == "fp16") ddp_->register_comm_hook(lockstep::hooks::fp16_compress());
     } else if (options.wrap == "data_parallel") {
@@ -113,7 +116,12 @@ class Trainer {
     }
     // With the default epsilon, Adam uses little more than a gradient's sign: rounding would change the
     // losses, and a gradient that was summed instead of averaged would not.
-    optimizer_.emplace(model_->parameters(), torch::optim::AdamOptions(1e-3).eps(1e-3));
+    const auto adam = torch::optim::AdamOptions(1e-3).eps(1e-3);
+    if (options.optimizer == "plain") {
+      optimizer_ = std::make_unique<torch::optim::Adam>(model_->parameters(), adam);
+    } else {
+      optimizer_ = std::make_unique<lockstep::ShardedOptimizer>(*ddp_, adam);
+    }
   }
 
   Ddp* ddp() { return ddp_ ? &*ddp_ : nullptr; }
@@ -166,7 +174,7 @@ class Trainer {
   const int64_t rows_;
   std::optional<Ddp> ddp_;
   std::optional<lockstep::DataParallel<bench::Model>> data_parallel_;
-  std::optional<torch::optim::Adam> optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   at::Tensor loss_;
 };
 
@@ -184,6 +192,7 @@ std::map<const void*, int64_t> gradient_memory(const bench::Model& model) {
 
 std::vector<Kind> kinds_that_can_be(const Options& options, const lockstep::ProcessGroup& group) {
   if (options.wrap != "ddp") return {Kind::Step};
+  if (options.optimizer != "plain") return {Kind::Sync, Kind::Strong};  // its steps always average
   if (group.world_size() == 1) return {Kind::Bare, Kind::Wrapped};
   return {Kind::Local, Kind::Barrier, Kind::Sync, Kind::Strong};
 }
@@ -212,7 +221,7 @@ nlohmann::json run(const Options& options) {
       lockstep::init_process_group({.backend = options.backend, .timeout = std::chrono::minutes(2)});
   if (options.threads > 0) at::set_num_threads(options.threads);
   const auto kinds = kinds_of(options, *group);
-  const bool alone = options.wrap == "ddp" && group->world_size() == 1;
+  const bool alone = options.wrap == "ddp" && options.optimizer == "plain" && group->world_size() == 1;
   Trainer trainer(options, group);
   std::optional<Trainer> bare;
   if (alone) bare.emplace(options, group);
@@ -289,6 +298,10 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "auto, gloo, hybrid or shm");
   app.add_option("--hook", options.hook, "with ddp: none, bf16 or fp16")
       ->check(CLI::IsMember({"none", "bf16", "fp16"}));
+  app.add_option(
+         "--optimizer", options.optimizer,
+         "Adam: plain (LibTorch's), or with ddp sharded, or shared (sharded, one copy of the parameters)")
+      ->check(CLI::IsMember({"plain", "sharded", "shared"}));
   app.add_option("--kinds", options.kinds, "kinds of step; default: all that are possible")->delimiter(',');
   app.add_option("--rows", options.rows, "rows of a rank's batch; 0: the model's default")
       ->check(CLI::NonNegativeNumber);
@@ -305,6 +318,10 @@ int main(int argc, char** argv) {
   app.add_flag("--set-to-none", options.set_to_none, "drop gradients between steps instead of zeroing them");
   app.add_flag("--bucket-view,!--no-bucket-view", options.bucket_view, "gradients are views of the buckets");
   CLI11_PARSE(app, argc, argv);
+  if (options.optimizer != "plain" && options.wrap != "ddp") {
+    std::fprintf(stderr, "bench_train_step: --optimizer %s needs --wrap ddp\n", options.optimizer.c_str());
+    return 1;
+  }
   try {
     std::printf("%s\n", run(options).dump().c_str());
   } catch (const std::exception& error) {

@@ -14,6 +14,8 @@
 #include <torch/torch.h>
 
 #include <lockstep/schedule.h>
+#include <lockstep/sharded_optimizer.h>
+#include <lockstep/train.h>
 
 namespace mingpt {
 
@@ -24,7 +26,8 @@ struct AdamWSettings {
 
 // The first parameter group contains the matrices of the linear layers, which decay. The second contains the
 // rest, without decay: biases, norms and embeddings.
-inline torch::optim::AdamW make_optimizer(const torch::nn::Module& model, const AdamWSettings& settings) {
+inline std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const torch::nn::Module& model,
+                                                                       const AdamWSettings& settings) {
   std::set<const void*> matrices;
   for (const auto& module : model.modules(false)) {
     if (const auto* linear = module->as<torch::nn::Linear>()) {
@@ -45,8 +48,39 @@ inline torch::optim::AdamW make_optimizer(const torch::nn::Module& model, const 
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::move(decaying), options(settings.weight_decay));
   groups.emplace_back(std::move(others), options(0));
-  return torch::optim::AdamW(std::move(groups));
+  return groups;
 }
+
+// LibTorch's optimizer, which averaged gradients reach, or lockstep's, whose work is divided among the ranks.
+struct Optimizer {
+  Optimizer(lockstep::DdpBase& of, const torch::nn::Module& model, const AdamWSettings& settings, bool divide)
+      : ddp(of) {
+    auto groups = parameter_groups(model, settings);
+    if (divide) {
+      auto defaults = std::make_unique<torch::optim::AdamWOptions>();
+      sharded = std::make_unique<lockstep::ShardedOptimizer>(of, std::move(groups), std::move(defaults));
+    } else {
+      plain = std::make_unique<torch::optim::AdamW>(std::move(groups));
+    }
+  }
+
+  torch::optim::Optimizer& operator*() const { return sharded ? *sharded : *plain; }
+  torch::optim::Optimizer* operator->() const { return &**this; }
+
+  // A non-finite gradient is an error.
+  void clip(double max_norm) const {
+    if (sharded) {
+      sharded->clip_grad_norm(max_norm, /*error_if_nonfinite=*/true);
+    } else {
+      lockstep::clip_grad_norm_(ddp.parameters(), max_norm, 2, /*error_if_nonfinite=*/true);
+    }
+  }
+
+ private:
+  lockstep::DdpBase& ddp;
+  std::unique_ptr<lockstep::ShardedOptimizer> sharded;  // one of these two
+  std::unique_ptr<torch::optim::Optimizer> plain;
+};
 
 struct Schedule {
   double peak = 1e-3;

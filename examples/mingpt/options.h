@@ -24,6 +24,8 @@ struct Options {
   double weight_decay = 0.1;
   double clip = 1;
   bool bf16_hook = false;
+  bool sharded = false;
+  bool share_parameters = false;
   uint64_t seed = 1;
 
   int64_t eval_every = 200;
@@ -73,6 +75,13 @@ inline void declare(CLI::App& app, Options& options) {
       ->check(above_zero())
       ->group("Training");
   app.add_flag("--bf16-hook", options.bf16_hook, "send gradients as bfloat16: half the bytes")
+      ->group("Training");
+  auto* const sharded =
+      app.add_flag("--sharded", options.sharded, "divide the work and the state of AdamW among the ranks")
+          ->group("Training");
+  app.add_flag("--share-parameters", options.share_parameters,
+               "with --sharded: one copy of the parameters for all ranks of a machine")
+      ->needs(sharded)
       ->group("Training");
   app.add_option("--seed", options.seed, "seed of the weights and of the order of the text")
       ->group("Training");

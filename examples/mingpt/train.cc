@@ -106,20 +106,20 @@ int train(const Options& options) {
 
   lockstep::seed_everything(options.seed, group);
   const auto model = std::make_shared<Gpt>(config_of(options.model, options.context, options.dropout));
-  Ddp ddp(model, group);
+  Ddp ddp(model, group, {.share_parameters = options.share_parameters});
   if (options.bf16_hook) ddp.register_comm_hook(lockstep::hooks::bf16_compress());
-  auto optimizer = make_optimizer(*model, {.weight_decay = options.weight_decay});
-  auto scheduler = make_scheduler(optimizer, {.peak = options.learning_rate,
-                                              .floor = options.learning_rate / 10,
-                                              .warmup = options.warmup,
-                                              .steps = options.steps});
+  const Optimizer optimizer(ddp, *model, {.weight_decay = options.weight_decay}, options.sharded);
+  auto scheduler = make_scheduler(*optimizer, {.peak = options.learning_rate,
+                                               .floor = options.learning_rate / 10,
+                                               .warmup = options.warmup,
+                                               .steps = options.steps});
   DistributedSampler sampler(training.size(), group, {.seed = options.seed, .drop_last = true});
 
   std::optional<lockstep::Snapshots> snapshots;
   lockstep::Position start;
   if (!options.snapshots.empty()) {
     snapshots.emplace(options.snapshots, group);
-    start = snapshots->resume(ddp, optimizer, sampler, scheduler);
+    start = snapshots->resume(ddp, *optimizer, sampler, scheduler);
   }
   sampler.reset();
   LossLog log(speaks ? options.json : "", start.step > 0);
@@ -142,11 +142,11 @@ int train(const Options& options) {
   int64_t tokens = 0;
   for (auto step = start.step; step < options.steps; ++step) {
     const auto begin = Clock::now();
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     const auto loss = accumulate(ddp, training, next_share(sampler, plan.share()), plan);
     // A non-finite gradient stops the run here, before it reaches the weights and a snapshot.
-    lockstep::clip_grad_norm_(ddp.parameters(), options.clip, 2, /*error_if_nonfinite=*/true);
-    optimizer.step();
+    optimizer.clip(options.clip);
+    optimizer->step();
     scheduler.step();
     busy += Clock::now() - begin;
     tokens += plan.global() * options.context;
@@ -168,7 +168,7 @@ int train(const Options& options) {
     }
     if (snapshots && (done % options.snapshot_every == 0 || done == options.steps)) {
       log.flush();  // before the snapshot: these steps are not repeated after it
-      snapshots->save(ddp, optimizer, sampler, scheduler,
+      snapshots->save(ddp, *optimizer, sampler, scheduler,
                       {.epoch = sampler.epoch(), .step = done, .values = values_of(model->config)});
     }
   }

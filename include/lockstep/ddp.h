@@ -51,6 +51,12 @@ struct DdpOptions {
   // batches, or parameters diverge because the optimizers differ. Checks only after the synchronised backward
   // passes 1, 2, 16, 256, 4096 …
   bool checks = true;
+  // The ranks of a machine have one copy of the parameters together, instead of one each; needs a
+  // ShardedOptimizer (docs/optimizers.md). A change that one of them makes is then a change for all of them:
+  // between its steps, parameters may be changed only by loading them on all ranks (torch::load), or with
+  // refresh() afterwards. Other changes are found in the next step, which throws UsageError. The parameters
+  // move in the first step, and stay together when the wrapper is destroyed.
+  bool share_parameters = false;
 };
 
 // While it exists, gradients stay local. Guards nest; each restores the state that it found.

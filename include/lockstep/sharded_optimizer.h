@@ -26,9 +26,10 @@ struct ShardedOptions {
 //   lockstep::ShardedOptimizer optimizer(ddp, torch::optim::AdamWOptions(3e-4));
 //
 // All ranks must construct it, and call step() and clip_grad_norm() the same number of times, after
-// synchronised backward passes. The parameters move into memory of the group, once, in the first step; the
-// tensors of the module remain the same objects. `ddp` must outlive it; there can be only one for each `ddp`
-// at a time.
+// synchronised backward passes. Under Join, the ranks that have no input left take part in Join::finish(),
+// with the options (learning rate …) of those that have some. The parameters move into memory of the group,
+// once, at the end of the first backward pass; the tensors of the module remain the same objects. `ddp` must
+// outlive it; there can be only one for each `ddp` at a time.
 class ShardedOptimizer : public torch::optim::Optimizer {
  public:
   // Of all parameters of `ddp`.
@@ -45,9 +46,13 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // In place of clip_grad_norm_, between backward() and step(): the next step scales the gradients so that
-  // the norm of all of them together is at most max_norm. Returns the norm before scaling. Blocks until all
-  // ranks have called it.
-  double clip_grad_norm(double max_norm);
+  // the norm of all of them together is at most max_norm. Returns the norm before scaling. With
+  // `error_if_nonfinite`, throws Error on all ranks if the norm is infinite or NaN. Blocks until all ranks
+  // have called it.
+  double clip_grad_norm(double max_norm, bool error_if_nonfinite = false);
+
+  // Of the state that this rank keeps, in memory. Does not communicate.
+  int64_t state_bytes() const;
 
   // LibTorch's own optimizer of the same parameters, with these options and the state of all ranks, to go on
   // with it or to save it. All ranks must call it; it blocks. Null on ranks that are not to receive it.

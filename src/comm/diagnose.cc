@@ -176,6 +176,13 @@ void report_waiting(ProcessGroup::Impl& group, const std::string& call) {
   }
 }
 
+bool are_waiting(const ProcessGroup::Impl& group, const std::vector<int>& ranks) {
+  if (ranks.empty()) return false;
+  const auto waiting = read_waiting_calls(group);
+  return waiting &&
+         std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return waiting->contains(rank); });
+}
+
 void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_t number) {
   std::string message = base::kNoMessage;
   auto timeout = group.timeout;

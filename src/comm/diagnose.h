@@ -26,6 +26,9 @@ std::vector<int> ended_ranks(const ProcessGroup::Impl& group, std::chrono::milli
 // report it if they time out. Returns within half a second; does not throw.
 void report_waiting(ProcessGroup::Impl& group, const std::string& call);
 
+// Whether all these ranks have published that. False if there are none, or if the store does not answer.
+bool are_waiting(const ProcessGroup::Impl& group, const std::vector<int>& ranks);
+
 // Two ranks make different calls at the same point. Thrown by the transports.
 struct Disagreement {
   int rank;                 // the other rank

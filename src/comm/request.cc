@@ -17,6 +17,7 @@ std::string describe(const CallFacts& call) {
                   ? fmt::format("{} of {}", name, c10::toString(call.dtype))
                   : fmt::format("{} of {} {}", name, call.count, c10::toString(call.dtype));
   if (pattern.reduces) text += fmt::format(", {}", name_of(call.op));
+  if (call.kind == Kind::Update) return text + (call.root == kMeasures ? ", its norm" : "");
   if (call.root != kNoRoot) text += fmt::format(", root {}", call.root);
   return text;
 }

@@ -82,6 +82,9 @@ inline Piece common(Piece a, Piece b) {
 
 inline constexpr int kNoRoot = -1;
 inline constexpr int kAnyRank = -1;
+// Request::root of an update, so that the ranks agree on which one it is: one with results, or one that only
+// looks at the averages.
+inline constexpr int kUpdates = 0, kMeasures = 1;
 
 struct CallFacts;
 
@@ -105,6 +108,10 @@ struct Request {
   Pieces take;
   // Of an all-to-all whose pieces need not have equal sizes. The same on all ranks.
   bool any_sizes = false;
+  // Of an update: the memory of `take` is common to the ranks of a machine (common_memory.h).
+  bool takes_together = false;
+  // Of an update with Avg: how many ranks it averages over; the others give zeros. 0: all.
+  int participants = 0;
   // The pieces of `give` are adjacent in memory.
   bool give_is_contiguous = true;
   // Of an all-reduce of Float with Sum or Avg, if the transport narrows(): how elements are rounded on their

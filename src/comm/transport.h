@@ -15,6 +15,7 @@
 
 #include <lockstep/error.h>
 
+#include "comm/common_memory.h"
 #include "comm/request.h"
 #include "comm/update.h"
 #include "comm/work.h"
@@ -66,6 +67,8 @@ class Transport {
   // Returns uninitialised, contiguous memory for tensors of this group. The memory belongs to the process: it
   // outlives the transport, and the next generation of the group can use it unchanged.
   virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Null if ranks cannot access each other's memory.
+  virtual Neighbours* neighbours() { return nullptr; }
   // Whether this is such memory, and still reduced with no copy.
   virtual bool supplied(const at::Tensor&) const { return false; }
 };

@@ -1,6 +1,7 @@
 #include "comm/update.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -37,10 +38,12 @@ std::vector<Chunk> chunks_of(int world_size, int64_t count, size_t element_bytes
 
 class InParts {
  public:
-  InParts(Transport& transport, int rank, int world_size, Request& request, Transform& transform)
-      : transport_(transport),
-        rank_(rank),
-        world_size_(world_size),
+  InParts(ProcessGroup::Impl& group, Request& request, Transform& transform)
+      : transport_(*group.transport),
+        rank_(group.rank),
+        world_size_(group.world_size),
+        neighbours_(group.transport->neighbours() != nullptr ? group.transport->neighbours()->ranks()
+                                                             : std::vector{group.rank}),
         request_(request),
         transform_(transform),
         element_bytes_(c10::elementSize(request.dtype)) {}
@@ -52,7 +55,13 @@ class InParts {
       if (reducing_.size() > kUnderWay) finish_one();
     }
     while (!reducing_.empty()) finish_one();
-    for (const auto& call : gathering_) call->complete();
+    for (auto& gathering : gathering_) complete(gathering);
+    if (!request_.takes_together || request_.take[0].bytes == 0) return;
+    // The other ranks of this machine have written what they take for this one.
+    Request barrier;
+    barrier.kind = Kind::Barrier;
+    barrier.timeout = request_.timeout;
+    transport_.run(barrier);
   }
 
  private:
@@ -61,9 +70,17 @@ class InParts {
     at::Tensor sum;  // this rank's part
     std::shared_ptr<Work::State> call;
   };
+  struct Gathering {
+    Range range;
+    at::Tensor results;  // for common memory: of all ranks
+    std::shared_ptr<Work::State> call;
+  };
 
   Piece piece(std::byte* data, const Range& range) const {
     return {data + range.from * element_bytes_, range.count * element_bytes_};
+  }
+  at::Tensor empty(int64_t count) const {
+    return at::empty({count}, at::TensorOptions().dtype(request_.dtype).device(request_.device));
   }
   Request part_request(Kind kind, const Chunk& chunk) const {
     Request part;
@@ -80,8 +97,8 @@ class InParts {
 
   Reducing reduce(const Chunk& chunk) {
     auto part = part_request(Kind::ReduceScatter, chunk);
-    auto sum = at::empty({chunk.range.count / world_size_},
-                         at::TensorOptions().dtype(request_.dtype).device(request_.device));
+    if (averages_over_some()) part.op = ReduceOp::Sum;
+    auto sum = empty(chunk.range.count / world_size_);
     for (int rank = 0; rank < world_size_; ++rank) {
       part.give.push_back(piece(request_.give[0].data, chunk.part(rank, world_size_)));
     }
@@ -94,25 +111,60 @@ class InParts {
     const auto [chunk, sum, call] = std::move(reducing_.front());
     reducing_.pop_front();
     call->complete();
+    if (averages_over_some()) at::Tensor(sum).div_(request_.participants);
     auto* const values = static_cast<std::byte*>(sum.data_ptr());
     transform_.apply(values, chunk.part(rank_, world_size_));
     if (request_.take[0].bytes == 0) return;
     auto part = part_request(Kind::AllGather, chunk);
     part.give.push_back({values, sum.nbytes()});
+    Gathering gathering{.range = chunk.range};
+    auto* to = request_.take[0].data;
+    if (request_.takes_together) {
+      while (gathering_.size() >= kUnderWay) {
+        complete(gathering_.front());
+        gathering_.pop_front();
+      }
+      gathering.results = empty(chunk.range.count);
+      part.keep.push_back(gathering.results);
+      to = static_cast<std::byte*>(gathering.results.data_ptr()) - chunk.range.from * element_bytes_;
+    }
     for (int rank = 0; rank < world_size_; ++rank) {
-      part.take.push_back(piece(request_.take[0].data, chunk.part(rank, world_size_)));
+      part.take.push_back(piece(to, chunk.part(rank, world_size_)));
     }
     part.keep.push_back(sum);
-    gathering_.push_back(transport_.start(std::move(part)));
+    gathering.call = transport_.start(std::move(part));
+    gathering_.push_back(std::move(gathering));
+  }
+
+  // Each rank of a machine copies its share of what it has gathered to their common memory.
+  void complete(Gathering& gathering) {
+    gathering.call->complete();
+    if (!gathering.results.defined()) return;
+    const auto from = gathering.range.from, count = gathering.range.count;
+    const auto share = [&, size = static_cast<int64_t>(neighbours_.size())](int64_t index) {
+      return count * index / size;
+    };
+    const auto index = std::find(neighbours_.begin(), neighbours_.end(), rank_) - neighbours_.begin();
+    const Range mine{share(index), share(index + 1) - share(index)};
+    std::memcpy(request_.take[0].data + (from + mine.from) * element_bytes_,
+                static_cast<std::byte*>(gathering.results.data_ptr()) + mine.from * element_bytes_,
+                mine.count * element_bytes_);
+    gathering.results.reset();
+  }
+
+  // The transport's average is that of all ranks.
+  bool averages_over_some() const {
+    return request_.op == ReduceOp::Avg && request_.participants > 0 && request_.participants < world_size_;
   }
 
   Transport& transport_;
   const int rank_, world_size_;
+  const std::vector<int> neighbours_;  // the ranks of this machine
   Request& request_;
   Transform& transform_;
   const size_t element_bytes_;
   std::deque<Reducing> reducing_;
-  std::vector<std::shared_ptr<Work::State>> gathering_;
+  std::deque<Gathering> gathering_;
 };
 
 std::vector<Range> ranges_in_parts(int rank, int world_size, int64_t count, size_t element_bytes) {
@@ -126,10 +178,11 @@ std::vector<Range> ranges_in_parts(int rank, int world_size, int64_t count, size
 }  // namespace
 
 void update(ProcessGroup::Impl& group, Request& request, Transform& transform) {
+  if (request.give[0].bytes == 0) return;  // of empty parameters
   if (auto* const direct = group.transport->one_pass()) {
     direct->update(request, transform);
   } else {
-    InParts(*group.transport, group.rank, group.world_size, request, transform).run();
+    InParts(group, request, transform).run();
   }
 }
 

@@ -27,8 +27,9 @@ class Transform {
 };
 
 // The request of an update: of an all-reduce, with one piece to give and another one to take. `take` of no
-// bytes: only the transforms are wanted. The number of elements must be a multiple of the world size. All
-// ranks must call it; it blocks.
+// bytes: only the transforms are wanted. With Request::takes_together, `take` is memory that the ranks of a
+// machine share. The number of elements must be a multiple of the world size. All ranks must call it; it
+// blocks.
 void update(ProcessGroup::Impl& group, Request& request, Transform& transform);
 // The elements that this rank transforms in an update of `count` elements, ascending.
 std::vector<Range> updated_ranges(const ProcessGroup::Impl& group, const Request& request);

@@ -54,6 +54,10 @@ GradientHook::GradientHook(GradientHook&&) noexcept = default;
 
 NodeAddress GradientHook::node() const { return impl_->accumulator.get(); }
 
+bool GradientHook::belongs_to(const at::Tensor& parameter) const {
+  return !parameter.requires_grad() || autograd::impl::grad_accumulator(parameter) == impl_->accumulator;
+}
+
 void at_end_of_backward(std::function<void()> callback) {
   autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }

@@ -24,6 +24,8 @@ class GradientHook {
 
   // The node that accumulates into this parameter.
   NodeAddress node() const;
+  // Whether it still does: after torch::load, another one does.
+  bool belongs_to(const at::Tensor& parameter) const;
 
  private:
   struct Impl;

@@ -175,15 +175,18 @@ void DdpBase::Impl::make_reducer() {
                 .others = bytes_of(options.bucket_cap_mb),
                 .follow_transport = options.bucket_cap_mb == DdpOptions{}.bucket_cap_mb},
        .policy = policy_of(options),
-       .as_view = options.gradient_as_bucket_view},
+       .as_view = options.gradient_as_bucket_view,
+       .copies = options.share_parameters ? reducer::Bucket::Copies::OnePerMachine
+                                          : reducer::Bucket::Copies::OnePerRank},
       *this);
   reducer->set_hook(hook);
-  if (hold != reducer::Hold::Nothing) reducer->hold(hold);
+  if (optimizer != nullptr) reducer->hold(hold);
   compared = false;
 }
 
-void DdpBase::Impl::hold_gradients(reducer::Hold what) {
+void DdpBase::Impl::hold_gradients(reducer::Hold what, ddp::SharedOptimizer* for_whom) {
   hold = what;
+  optimizer = for_whom;
   if (reducer) reducer->hold(what);
 }
 
@@ -194,8 +197,11 @@ bool DdpBase::Impl::outdated() const {
   return !reducer->fits_parameters();
 }
 
+// A sharded optimizer has not taken the gradients yet, which would be lost with the reducer.
+bool DdpBase::Impl::keeps_reducer() const { return optimizer != nullptr && reducer->awaits_update(); }
+
 void DdpBase::Impl::compare_models_if_changed() {
-  if (outdated()) make_reducer();
+  if (!keeps_reducer() && outdated()) make_reducer();
   if (std::exchange(compared, true)) return;
   const comm::Purpose purpose("DistributedDataParallel, parameters that were unfrozen or converted");
   ddp::check_same_model(*group, ddp::describe_model(parameters, buffers(), options));
@@ -208,6 +214,17 @@ void DdpBase::Impl::refuse_lonely_batch_norm() const {
       {.what = "an unsynchronised training forward under Join uses synchronised batch norms",
        .evidence = "it runs under no_sync() or without gradient mode, after convert_sync_batchnorm",
        .hint = "synchronise every forward under Join, or evaluate in eval() mode"}));
+}
+
+// LibTorch's optimizers would update the one copy once for each rank.
+void DdpBase::Impl::refuse_shared_parameters_without_optimizer() const {
+  if (!options.share_parameters || optimizer != nullptr || !at::GradMode::is_enabled()) return;
+  throw UsageError(
+      base::compose({.what = "a model with share_parameters cannot be trained",
+                     .where = fmt::format("rank {}/{}", group->rank(), group->world_size()),
+                     .evidence = "it has no ShardedOptimizer",
+                     .hint = "construct lockstep::ShardedOptimizer(ddp, …) before the first forward pass, or "
+                             "leave DdpOptions::share_parameters out"}));
 }
 
 void DdpBase::Impl::sync_buffers(const reducer::Turn& with) {
@@ -234,6 +251,7 @@ void DdpBase::before_forward() {
   if (!self.reducer) return;
   self.reducer->refuse_if_interrupted();
   self.forward_syncs = self.sync->on && at::GradMode::is_enabled();
+  self.refuse_shared_parameters_without_optimizer();
   if (!self.forward_syncs) {
     self.refuse_lonely_batch_norm();
     return;
@@ -245,8 +263,9 @@ void DdpBase::before_forward() {
            .hint = "do that before the Join is constructed, or after its end"}));
     }
     const comm::Purpose purpose("Join, before forward");
-    self.turn = self.announce(true);
+    self.turn = self.announce(ddp::Act::Forward).turn;
   } else {
+    self.reducer->skip_update();  // gradients accumulate
     self.compare_models_if_changed();
     self.verify_now_and_then();
   }
@@ -274,7 +293,8 @@ bool DdpBase::watches_outputs() const { return impl_->reducer != nullptr && at::
 
 void DdpBase::follow_module() const {
   impl_->follow_group();
-  if (impl_->reducer && !impl_->joining && impl_->outdated()) impl_->make_reducer();
+  if (!impl_->reducer || impl_->joining || impl_->keeps_reducer()) return;
+  if (impl_->outdated()) impl_->make_reducer();
 }
 
 void DdpBase::after_conversion() {

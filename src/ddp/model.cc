@@ -83,9 +83,10 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
   }
   lines.push_back(fmt::format(
       "options: bucket_cap_mb {}, first_bucket_mb {}, broadcast_buffers {}, find_unused_parameters {}, "
-      "static_graph {}, verify_every {}, checks {}",
+      "static_graph {}, verify_every {}, checks {}, share_parameters {}",
       options.bucket_cap_mb, options.first_bucket_mb, options.broadcast_buffers,
-      options.find_unused_parameters, options.static_graph, options.verify_every, options.checks));
+      options.find_unused_parameters, options.static_graph, options.verify_every, options.checks,
+      options.share_parameters));
   return lines;
 }
 

@@ -77,6 +77,14 @@ bool Transport::supplied(const at::Tensor& tensor) const {
   return !machine_.alone() && machine_.messages().supplied(tensor);
 }
 
+uint64_t Transport::offset_of(const at::Tensor& memory) const {
+  return machine_.alone() ? 0 : machine_.messages().neighbours()->offset_of(memory);
+}
+
+at::Tensor Transport::map(int rank, uint64_t offset, int64_t bytes) {
+  return machine_.messages().neighbours()->map(topology_.local_of[rank], offset, bytes);
+}
+
 // ---- Collectives
 
 Queue::EntryPtr Transport::enter(const comm::Request& request) {
@@ -136,6 +144,10 @@ std::exception_ptr Transport::explain(const Queue::Entry& entry) noexcept {
       try {
         throw;
       } catch (const Error& error) {
+        // The ranks of this machine that it has waited for may be waiting for another machine.
+        if (error.kind() == "TimeoutError" && comm::are_waiting(group_, error.culprits())) {
+          throw std::runtime_error("timed out");
+        }
         const bool is_clear = !error.culprits().empty() || error.kind() == "MismatchError";
         if (is_clear || !knows_of_another(group_)) throw;
         throw std::runtime_error(error.what());

@@ -27,7 +27,7 @@
 
 namespace lockstep::hybrid {
 
-class Transport final : public comm::Transport {
+class Transport final : public comm::Transport, private comm::Neighbours {
  public:
   // `group` owns the transport.
   Transport(ProcessGroup::Impl& group, Topology topology, Machine::Endpoints endpoints,
@@ -46,12 +46,18 @@ class Transport final : public comm::Transport {
   void fail(const Error& why) noexcept override;
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   bool supplied(const at::Tensor& tensor) const override;
+  comm::Neighbours* neighbours() override { return this; }
 
   // The control channel of the same group. A rank that does not make the same calls may be waiting in it.
   void watch_control(comm::StoreControl& control) { control_ = &control; }
 
  private:
   class Started;
+
+  // comm::Neighbours
+  std::vector<int> ranks() const override { return topology_.local_ranks(); }
+  uint64_t offset_of(const at::Tensor& memory) const override;
+  at::Tensor map(int rank, uint64_t offset, int64_t bytes) override;
 
   Queue::EntryPtr enter(const comm::Request& request);
   std::shared_ptr<Work::State> start_message(comm::Request&& request);

@@ -1,10 +1,12 @@
 #include "optim/fit.h"
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include <ATen/ATen.h>
 
+#include "optim/kinds.h"
 #include "optim/plain.h"
 #include "optim/steps.h"
 
@@ -27,11 +29,18 @@ at::Tensor numbers(uint32_t seed) {
   return tensor;
 }
 
+// The learning rate of a first step may be 0, or too small to show a difference.
+std::unique_ptr<torch::optim::OptimizerOptions> with_large_steps(const torch::optim::OptimizerOptions& of) {
+  auto options = of.clone();
+  with_kind_of(*options, [](auto, auto& known) { known.lr(0.1); });
+  return options;
+}
+
 bool same_bits(Update update, const torch::optim::OptimizerOptions& options) {
   const auto start = numbers(1);
   const auto theirs = start.clone().set_requires_grad(true);
   auto ours = start.clone(), values = at::empty_like(start);
-  const auto optimizer = plain_optimizer({theirs}, options);
+  const auto optimizer = plain_optimizer({torch::optim::OptimizerParamGroup({theirs})}, options);
   std::vector<at::Tensor> kept;
   float* states[kStates] = {};
   for (const auto& state : states_of(options)) {
@@ -53,12 +62,23 @@ bool same_bits(Update update, const torch::optim::OptimizerOptions& options) {
 
 }  // namespace
 
-Fit fit_of(const torch::optim::OptimizerOptions& options) {
-  const auto rule = rule_of(options);
+int operations_of(const torch::optim::OptimizerOptions& options) {
+  const auto step = step_of(options, 2, std::nullopt);
+  int bits = static_cast<int>(step.rule);
+  for (const bool has :
+       {step.decays, step.shrinks, step.has_momentum, step.nesterov, step.keeps_largest, step.centered}) {
+    bits = bits * 2 + (has ? 1 : 0);
+  }
+  return bits;
+}
+
+Fit fit_of(const torch::optim::OptimizerOptions& of) {
+  const auto rule = rule_of(of);
+  const auto options = with_large_steps(of);
   // LibTorch fuses multiplications and additions where the CPU can.
   for (const bool fused : {true, false}) {
     const auto update = find_update(rule, fused);
-    if (same_bits(update, options)) return {update, true};
+    if (same_bits(update, *options)) return {update, true};
   }
   return {find_update(rule, true), false};
 }

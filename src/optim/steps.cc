@@ -131,11 +131,12 @@ const char* name_of(const OptimizerOptions& options) {
   return name;
 }
 
-std::unique_ptr<torch::optim::Optimizer> plain_optimizer(std::vector<at::Tensor> parameters,
-                                                         const OptimizerOptions& options) {
+// With all groups at once: LibTorch's Adagrad has no states for groups that are added later.
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(
+    std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerOptions& options) {
   std::unique_ptr<torch::optim::Optimizer> made;
   with_kind_of(options, [&](auto kind, const auto& known) {
-    made = std::make_unique<typename decltype(kind)::Optimizer>(std::move(parameters), known);
+    made = std::make_unique<typename decltype(kind)::Optimizer>(std::move(groups), known);
   });
   if (!made) rule_of(options);  // throws
   return made;

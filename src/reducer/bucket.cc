@@ -4,16 +4,26 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/common_memory.h"
+#include "comm/control.h"
+
 namespace lockstep::reducer {
 
 namespace {
 
 // Gradients are aligned for vector instructions.
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kSmallestBytes = int64_t{4} << 10;
 
 int64_t padded(int64_t elements, int64_t element_bytes) {
   const int64_t unit = kAlignment / element_bytes;
   return (elements + unit - 1) / unit * unit;
+}
+
+// A tensor of this part of `memory`, with the sizes and strides of `like`.
+at::Tensor view_of(const at::Tensor& memory, const comm::Range& part, const at::Tensor& like) {
+  return at::empty({0}, memory.options())
+      .set_(memory.storage(), memory.storage_offset() + part.from, like.sizes(), like.strides());
 }
 
 void copy_scaled(at::Tensor view, const at::Tensor& gradient, double factor) {
@@ -59,27 +69,50 @@ std::vector<at::Tensor> Bucket::views_of(const at::Tensor& flat, const Parameter
   return views;
 }
 
+bool Bucket::divides_among(int world_size) const {
+  return flat_.numel() % (padded(1, static_cast<int64_t>(flat_.itemsize())) * world_size) == 0;
+}
+
 comm::Range Bucket::range(size_t slot) const {
   const auto& view = views_[slot];
   return {view.storage_offset() - flat_.storage_offset(), view.numel()};
 }
 
-void Bucket::gather_parameters(ProcessGroup& group, const Parameters& parameters) {
+bool Bucket::gather_parameters(ProcessGroup& group, const Parameters& parameters, Copies copies) {
   const auto is_there = [&](const at::Tensor& tensor, const at::Tensor& place) {
     return tensor.data_ptr() == place.data_ptr() && tensor.strides() == place.strides();
   };
-  if (!values_.defined() || values_.numel() != flat_.numel()) {
-    values_ = group.empty({flat_.numel()}, flat_.options());
+  const at::NoGradGuard no_grad;
+  const bool is_new = !values_.defined() || values_.numel() != flat_.numel();
+  bool copies_values = true;
+  if (is_new && copies == Copies::OnePerMachine) {
+    auto [memory, first] = comm::allocate_common(group, flat_.numel(), flat_.scalar_type());
+    values_ = std::move(memory);
+    copies_values = first;
+  } else if (is_new) {
+    // Whole pages: other ranks write to them (shm/arena.cc).
+    const auto elements = std::max(flat_.numel(), kSmallestBytes / static_cast<int64_t>(flat_.itemsize()));
+    values_ = group.empty({elements}, flat_.options()).narrow(0, 0, flat_.numel());
     values_.zero_();
   }
-  const at::NoGradGuard no_grad;
-  const auto places = views_of(values_, parameters);
+  std::vector<at::Tensor> places;
+  for (const auto& view : views_) places.push_back(view_of(values_, range(places.size()), view));
+  std::vector<size_t> elsewhere;
   for (size_t slot = 0; slot < members_.size(); ++slot) {
-    auto tensor = parameters[members_[slot]].tensor;
+    const auto& tensor = parameters[members_[slot]].tensor;
     if (is_there(tensor, places[slot])) continue;
-    places[slot].copy_(tensor);
+    elsewhere.push_back(slot);
+    if (copies_values) places[slot].copy_(tensor);
+  }
+  // The others take what the first one has copied.
+  if (is_new && copies == Copies::OnePerMachine) {
+    comm::control_of(group).gather<char>("parameters of a machine, in their place", 1);
+  }
+  for (const auto slot : elsewhere) {
+    auto tensor = parameters[members_[slot]].tensor;
     tensor.set_data(places[slot]);
   }
+  return !is_new && !elsewhere.empty();
 }
 
 void Bucket::move_to(ProcessGroup& group, const Parameters& parameters) {
@@ -94,10 +127,6 @@ void Bucket::move_to(ProcessGroup& group, const Parameters& parameters) {
   allocate(group, parameters);
   const auto same = std::min(flat_.numel(), before.numel());
   flat_.narrow(0, 0, same).copy_(before.narrow(0, 0, same));
-  if (values_.defined()) {
-    values_.reset();
-    gather_parameters(group, parameters);
-  }
   for (const auto slot : held) parameters[members_[slot]].tensor.mutable_grad() = views_[slot].data();
 }
 

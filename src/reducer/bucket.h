@@ -26,18 +26,26 @@ class Bucket {
   // Moves the contents into memory of the group's current generation. Gradients that are stored here move
   // along.
   void move_to(ProcessGroup& group, const Parameters& parameters);
+  // Forgets values(); the parameters stay where they are.
+  void drop_values() { values_.reset(); }
 
   bool sparse() const { return sparse_; }
   const std::vector<size_t>& members() const { return members_; }  // indices of parameters
   at::Tensor& flat() { return flat_; }
   const at::Tensor& flat() const { return flat_; }
   const at::Tensor& view(size_t slot) const { return views_[slot]; }
+  // Whether so many ranks can have equal parts of flat(), in whole units of its alignment.
+  bool divides_among(int world_size) const;
   // The elements of a slot in flat(), without padding.
   comm::Range range(size_t slot) const;
 
   // Moves the parameters into memory of the group, where they lie as their gradients in flat(): values().
-  // Does nothing if they are there. Not for sparse buckets.
-  void gather_parameters(ProcessGroup& group, const Parameters& parameters);
+  // `copies`: of this rank's own, or common to the ranks of a machine, which then take the values of their
+  // first one. Not for sparse buckets. The first time, with OnePerMachine, all ranks must call it, and it
+  // blocks; later, it moves the parameters that the user has given other memory, and returns whether there
+  // were any.
+  enum class Copies { OnePerRank, OnePerMachine };
+  bool gather_parameters(ProcessGroup& group, const Parameters& parameters, Copies copies);
   const at::Tensor& values() const { return values_; }  // undefined if they were never moved
 
   // `as_view`: .grad is the bucket's memory; otherwise they are separate, and bytes are copied. `factor`: the

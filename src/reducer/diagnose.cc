@@ -102,6 +102,15 @@ Error no_exception(const ProcessGroup& group) {
        .hint = "check the communication hook: it must throw classes that derive from std::exception"}));
 }
 
+UsageError no_averages_to_update(const ProcessGroup& group) {
+  return UsageError(base::compose(
+      {.what = "a sharded optimizer has no averages to step with",
+       .where = where(group),
+       .evidence = "the last backward pass was under no_sync; with a communication hook, or with "
+                   "average_gradients, gradients are averaged in the pass",
+       .hint = "make the last pass before step() a synchronised one, on all ranks"}));
+}
+
 UsageError no_pass_to_update(const ProcessGroup& group) {
   return UsageError(base::compose(
       {.what = "a sharded optimizer has no gradients to step with",

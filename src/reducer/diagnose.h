@@ -22,6 +22,7 @@ UsageError unexpected_layout(const ProcessGroup& group, const std::string& name,
 // The last backward pass threw an exception, so this rank has done only part of a step.
 UsageError interrupted(const ProcessGroup& group);
 // An optimizer that takes gradients from the buckets has no gradients to take.
+UsageError no_averages_to_update(const ProcessGroup& group);
 UsageError no_pass_to_update(const ProcessGroup& group);
 // A hook threw something that is not a std::exception.
 Error no_exception(const ProcessGroup& group);

@@ -8,6 +8,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/log.h"
 #include "comm/checks.h"
 #include "comm/control.h"
 #include "comm/failure.h"
@@ -18,11 +19,12 @@
 namespace lockstep::reducer {
 
 Launcher::Launcher(std::shared_ptr<ProcessGroup> group, const Parameters& parameters, PlanCaps caps,
-                   bool as_view)
+                   bool as_view, Bucket::Copies copies)
     : group_(std::move(group)),
       parameters_(parameters),
       caps_(caps),
       as_view_(as_view),
+      copies_(copies),
       places_(parameters.size()) {}
 
 // ---- The plan
@@ -105,13 +107,18 @@ void Launcher::follow_generation() {
   const auto& transport = *generation_->transport;
   for (auto& bucket : buckets_) {
     check_device(parameters_[bucket.members().front()]);
-    if (!bucket.sparse() && transport.supplies_memory(bucket.flat().device()) &&
-        !transport.supplied(bucket.flat())) {
-      bucket.move_to(*group_, parameters_);
+    if (bucket.sparse()) continue;
+    const bool withdrawn =
+        transport.supplies_memory(bucket.flat().device()) && !transport.supplied(bucket.flat());
+    if (withdrawn || !bucket.divides_among(generation_->world_size)) bucket.move_to(*group_, parameters_);
+    // Other ranks may share this machine's copy of the parameters now, or it was withdrawn.
+    if (bucket.values().defined() &&
+        (copies_ == Bucket::Copies::OnePerMachine || !transport.supplied(bucket.values()))) {
+      bucket.drop_values();
     }
   }
   planned_for_ = generation_->generation;
-  laid_out_ = false;  // this rank may update another part
+  gather_parameters();  // this rank may update another part
 }
 
 void Launcher::check_device(const Parameter& parameter) const {
@@ -279,11 +286,12 @@ void Launcher::finish(const std::function<std::vector<bool>()>& used_anywhere) {
   start_sparse();
   wait_for_all(true);
   const auto used = used_anywhere();
-  idle_.assign(parameters_.size(), false);
-  for (size_t member = 0; member < parameters_.size(); ++member) {
-    idle_[member] = places_[member].bucket == SIZE_MAX || (places_[member].bystander && !used[member]);
-  }
   for (size_t index = 0; index < buckets_.size(); ++index) hand_out(index, sparse_averages[index], used);
+  samples_.clear();
+  for (size_t member = 0; member < parameters_.size() && takes_part_; ++member) {
+    const auto& gradient = parameters_[member].tensor.grad();
+    if (comm::is_own(gradient)) samples_.take(member, gradient);
+  }
 }
 
 void Launcher::hand_out(size_t index, const at::Tensor& sparse_average, const std::vector<bool>& used) {
@@ -343,62 +351,130 @@ void Launcher::hold(Hold what) {
   gather_parameters();
 }
 
-void Launcher::gather_parameters() {
-  laid_out_ = false;
-  for (auto& bucket : buckets_) {
-    if (holds(bucket)) bucket.gather_parameters(*group_, parameters_);
+// Each parameter gets a place of its own.
+void Launcher::refuse_common_memory() const {
+  struct Extent {
+    const std::byte* begin;
+    const std::byte* end;
+    size_t parameter;
+  };
+  std::vector<Extent> extents;
+  for (const auto& bucket : buckets_) {
+    if (!holds(bucket) || bucket.values().defined()) continue;
+    for (const auto member : bucket.members()) {
+      const auto& tensor = parameters_[member].tensor;
+      if (tensor.numel() == 0) continue;
+      int64_t last = 0;
+      for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+      const auto* const begin = static_cast<const std::byte*>(tensor.data_ptr());
+      extents.push_back({begin, begin + (last + 1) * static_cast<int64_t>(tensor.itemsize()), member});
+    }
+  }
+  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin >= extents[i - 1].end) continue;
+    const auto& group = *comm::generation_of(*group_);
+    throw UsageError(
+        base::compose({.what = "a ShardedOptimizer cannot update these parameters",
+                       .where = fmt::format("rank {}/{}", group.rank, group.world_size),
+                       .evidence = fmt::format("'{}' and '{}' are two parameters in the same memory",
+                                               parameters_[extents[i - 1].parameter].name,
+                                               parameters_[extents[i].parameter].name),
+                       .hint = "register one tensor under both names, or use LibTorch's optimizer"}));
   }
 }
 
+void Launcher::gather_parameters() {
+  laid_out_ = false;
+  refuse_common_memory();
+  for (auto& bucket : buckets_) {
+    if (holds(bucket)) bucket.gather_parameters(*group_, parameters_, copies_);
+  }
+  note_own_gradients();
+}
+
+void Launcher::note_own_gradients() {
+  own_.clear();
+  for (const auto& bucket : buckets_) {
+    if (reduces_in_update(bucket)) own_.push_back(std::make_unique<comm::OwnGradients>(bucket.flat()));
+  }
+}
+
+// LibTorch's functions that clip cannot know that gradients are not averages.
+void Launcher::warn_of_changed_gradients() {
+  if (warned_of_changes_) return;
+  const auto changed = samples_.changed(
+      [this](size_t member) -> const at::Tensor& { return parameters_[member].tensor.grad(); });
+  if (changed == SIZE_MAX) return;
+  warned_of_changes_ = true;
+  base::log_warn(
+      "{}", base::compose({.what = fmt::format("the gradient of '{}' was changed between backward and step",
+                                               parameters_[changed].name),
+                           .evidence = "with a ShardedOptimizer, gradients are averaged in its step; before, "
+                                       "they are this rank's own",
+                           .hint = "clip with optimizer.clip_grad_norm(max_norm), or construct it with "
+                                   "{.average_gradients = true}. Multiplying by a number that is the same "
+                                   "on all ranks is correct"}));
+}
+
 // With a hook, or averages: all ranks have the same values, of which the largest is one of them.
-comm::Request Launcher::update_of(Bucket& bucket) const {
+comm::Request Launcher::update_of(Bucket& bucket, bool measures) const {
   auto request =
       comm::all_reduce_of(bucket.flat(), reduces_in_update(bucket) ? ReduceOp::Avg : ReduceOp::Max);
   request.name = "update";
-  request.take[0] = {static_cast<std::byte*>(bucket.values().data_ptr()), bucket.values().nbytes()};
+  // The ranks must not mix the two: gradients would become parameters.
+  request.root = measures ? comm::kMeasures : comm::kUpdates;
+  request.takes_together = copies_ == Bucket::Copies::OnePerMachine;
+  request.participants = mean_.participants();
+  request.take[0] = {static_cast<std::byte*>(bucket.values().data_ptr()),
+                     measures ? 0 : bucket.values().nbytes()};
   request.keep = {bucket.flat(), bucket.values()};
   return request;
 }
 
-Held Launcher::describe_held(const Bucket& bucket, const comm::Request& request) const {
-  Held held{.values = bucket.values(), .slots = {}, .mine = comm::updated_ranges(*generation_, request)};
+Held Launcher::describe_held(const Bucket& bucket, const std::vector<bool>& used,
+                             const comm::Request& request, bool replaced) const {
+  Held held{.values = bucket.values(),
+            .common = request.takes_together,
+            .replaced = replaced,
+            .slots = {},
+            .mine = comm::updated_ranges(*generation_, request)};
   for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
     const auto member = bucket.members()[slot];
-    held.slots.push_back({member, bucket.range(slot), !is_idle(member)});
+    held.slots.push_back({member, bucket.range(slot), used[member]});
   }
   return held;
 }
 
 template <class Exchange>
-void Launcher::for_each_held(Exchange&& exchange) {
+void Launcher::for_each_held(const std::vector<bool>& used, bool measures, Exchange&& exchange) {
   generation_ = comm::generation_of(*group_);
   const auto forget = std::shared_ptr<void>(nullptr, [this](void*) { generation_.reset(); });
   if (planned_for_ != generation_->generation) follow_generation();
+  warn_of_changed_gradients();
   std::vector<size_t> indices;
   std::vector<comm::Request> requests;
   std::vector<Held> held;
   for (size_t index = 0; index < buckets_.size(); ++index) {
     auto& bucket = buckets_[index];
     if (!holds(bucket)) continue;
-    // What the user has replaced since the pass.
-    for (size_t slot = 0; slot < bucket.members().size(); ++slot) {
+    // What the user has replaced since the pass, or since the last update.
+    for (size_t slot = 0; slot < bucket.members().size() && takes_part_; ++slot) {
       const auto member = bucket.members()[slot];
-      if (!is_idle(member)) bucket.take_in(slot, parameters_[member].tensor, as_view_, 1);
+      if (used[member]) bucket.take_in(slot, parameters_[member].tensor, as_view_, 1);
     }
+    const bool replaced = bucket.gather_parameters(*group_, parameters_, copies_);
     indices.push_back(index);
-    requests.push_back(update_of(bucket));
-    held.push_back(describe_held(bucket, requests.back()));
+    requests.push_back(update_of(bucket, measures));
+    held.push_back(describe_held(bucket, used, requests.back(), replaced));
   }
-  exchange(
-      held,
-      [&](size_t i, comm::Transform& transform) {
-        on_behalf_of(indices[i], [&] { comm::update(*generation_, requests[i], transform); });
-      },
-      requests);
+  exchange(held, [&](size_t i, comm::Transform& transform) {
+    on_behalf_of(indices[i], [&] { comm::update(*generation_, requests[i], transform); });
+  });
 }
 
-void Launcher::update(Updater& updater) {
-  for_each_held([&](const std::vector<Held>& held, const auto& run, auto&) {
+void Launcher::update(Updater& updater, const std::vector<bool>& used) {
+  for_each_held(used, /*measures=*/false, [&](const std::vector<Held>& held, const auto& run) {
     if (!std::exchange(laid_out_, true)) updater.laid_out(held);
     for (size_t i = 0; i < held.size(); ++i) {
       run(i, updater.transform(i, held[i]));
@@ -409,12 +485,10 @@ void Launcher::update(Updater& updater) {
   });
 }
 
-void Launcher::measure(const std::function<comm::Transform&(const Held&)>& transform_of) {
-  for_each_held([&](const std::vector<Held>& held, const auto& run, auto& requests) {
-    for (size_t i = 0; i < held.size(); ++i) {
-      requests[i].take[0].bytes = 0;
-      run(i, transform_of(held[i]));
-    }
+void Launcher::measure(const std::function<comm::Transform&(const Held&)>& transform_of,
+                       const std::vector<bool>& used) {
+  for_each_held(used, /*measures=*/true, [&](const std::vector<Held>& held, const auto& run) {
+    for (size_t i = 0; i < held.size(); ++i) run(i, transform_of(held[i]));
   });
 }
 

@@ -16,10 +16,12 @@
 #include <lockstep/process_group.h>
 
 #include "comm/group.h"
+#include "comm/own_gradients.h"
 #include "comm/work.h"
 #include "reducer/bucket.h"
 #include "reducer/parameter.h"
 #include "reducer/plan.h"
+#include "reducer/samples.h"
 #include "reducer/sparse.h"
 #include "reducer/streams.h"
 #include "reducer/timeline.h"
@@ -29,9 +31,14 @@ namespace lockstep::reducer {
 
 class Launcher {
  public:
-  Launcher(std::shared_ptr<ProcessGroup> group, const Parameters& parameters, PlanCaps caps, bool as_view);
+  // `copies`: of the parameters, while an optimizer updates them from the buckets.
+  Launcher(std::shared_ptr<ProcessGroup> group, const Parameters& parameters, PlanCaps caps, bool as_view,
+           Bucket::Copies copies);
 
-  void set_hook(CommHook hook) { hook_ = std::move(hook); }
+  void set_hook(CommHook hook) {
+    hook_ = std::move(hook);
+    note_own_gradients();
+  }
 
   // Creates the buckets. `order`: the parameters that get a place, in the order in which they become ready.
   void plan(const std::vector<size_t>& order, const std::vector<bool>& sparse);
@@ -55,14 +62,26 @@ class Launcher {
   // Forgets launched buckets and added gradients. Does not block.
   void drop();
 
+  // A pass has begun that changes gradients, synchronised or not.
+  void forget_samples() { samples_.clear(); }
+
   // From the next pass on.
   void hold(Hold what);
   // Whether the gradients of this parameter are held, once there is a plan.
   bool holds(size_t parameter) const;
-  // Blocks; all ranks must call it, after a pass. Which gradients exist was settled in that pass.
-  void update(Updater& updater);
-  // The same, but the parameters stay as they are: for a transform that only looks at the averages.
-  void measure(const std::function<comm::Transform&(const Held&)>& transform_of);
+  // Whether gradients that are held are averaged before the update.
+  bool averages_held() const { return hold_ == Hold::Averages || hook_; }
+  // Blocks; all ranks must call it, after a pass. `used`: the parameters that have a gradient on some rank;
+  // the others stay as they are.
+  void update(Updater& updater, const std::vector<bool>& used);
+  // The same, but all parameters stay as they are: for a transform that only looks at the averages.
+  void measure(const std::function<comm::Transform&(const Held&)>& transform_of,
+               const std::vector<bool>& used);
+  // The next update lays out the buckets for its updater again.
+  void forget_layout() { laid_out_ = false; }
+  // Of the last pass: fewer ranks than the group has, under Join.
+  bool some_took_part() const { return mean_.participants() < group_->world_size(); }
+  bool took_part() const { return takes_part_; }
 
   DdpStats stats() const;
   void log() const { timeline_.log(); }
@@ -82,12 +101,15 @@ class Launcher {
 
   bool holds(const Bucket& bucket) const;
   bool reduces_in_update(const Bucket& bucket) const;
-  bool is_idle(size_t parameter) const { return parameter < idle_.size() && idle_[parameter]; }
   void gather_parameters();
+  void note_own_gradients();
+  void warn_of_changed_gradients();
   template <class Exchange>
-  void for_each_held(Exchange&& exchange);
-  Held describe_held(const Bucket& bucket, const comm::Request& request) const;
-  comm::Request update_of(Bucket& bucket) const;
+  void for_each_held(const std::vector<bool>& used, bool measures, Exchange&& exchange);
+  Held describe_held(const Bucket& bucket, const std::vector<bool>& used, const comm::Request& request,
+                     bool replaced) const;
+  comm::Request update_of(Bucket& bucket, bool measures) const;
+  void refuse_common_memory() const;
   void follow_generation();
   void check_device(const Parameter& parameter) const;
   Mean::Dtypes free_averages() const;
@@ -107,6 +129,7 @@ class Launcher {
   const Parameters& parameters_;
   const PlanCaps caps_;
   const bool as_view_;
+  const Bucket::Copies copies_;
   CommHook hook_;
 
   std::vector<Place> places_;
@@ -116,8 +139,10 @@ class Launcher {
   std::vector<Streams> streams_;  // on which they were filled
   uint64_t planned_for_ = 0;      // the generation that the buckets fit
   Hold hold_ = Hold::Nothing;
-  bool laid_out_ = false;   // the updater knows the buckets
-  std::vector<bool> idle_;  // parameters that no rank has used in the last pass
+  bool laid_out_ = false;  // the updater knows the buckets
+  std::vector<std::unique_ptr<comm::OwnGradients>> own_;
+  Samples samples_;  // of own gradients, when their pass was complete
+  bool warned_of_changes_ = false;
 
   // State of the current pass.
   std::shared_ptr<ProcessGroup::Impl> generation_;

@@ -28,7 +28,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, Parameters parameters, Opt
       parameters_(std::move(parameters)),
       owner_(owner),
       tracker_(parameters_.size(), options.policy),
-      launcher_(group_, parameters_, options.caps, options.as_view) {
+      launcher_(group_, parameters_, options.caps, options.as_view, options.copies) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].sparse) tracker_.set_sparse(i);
   }
@@ -80,9 +80,13 @@ void Reducer::refuse_if_interrupted() {
 }
 
 bool Reducer::fits_parameters() const {
-  return std::all_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
-    return parameter.tensor.scalar_type() == parameter.dtype && parameter.tensor.device() == parameter.device;
-  });
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& parameter = parameters_[i];
+    const auto& tensor = parameter.tensor;
+    if (tensor.scalar_type() != parameter.dtype || tensor.device() != parameter.device) return false;
+    if (!hooks_[i].belongs_to(tensor)) return false;
+  }
+  return true;
 }
 
 void Reducer::expect(bool sync, Turn turn, std::vector<at::Tensor> outputs) {
@@ -115,6 +119,7 @@ void Reducer::expect(bool sync, Turn turn, std::vector<at::Tensor> outputs) {
 
 void Reducer::begin(const Forward& forward) {
   drop_interrupted_pass();
+  launcher_.forget_samples();
   std::shared_ptr<void> alive;
   if (!tracker_.pass()) {
     alive = std::make_shared<int>(0);
@@ -190,6 +195,7 @@ void Reducer::end() {
   if (!tracker_.pass()) return;
   const bool bypassed = tracker_.pass()->bypasses;
   if (!tracker_.pass()->sync) {
+    synchronised_ = false;
     tracker_.end_pass();
     if (bypassed) guarded([&] { owner_.after_pass(false, true); });
     return;
@@ -204,7 +210,7 @@ void Reducer::end() {
   launcher_.end_pass();
   launcher_.log();
   tracker_.end_pass();
-  has_gradients_ = true;
+  has_gradients_ = synchronised_ = awaits_update_ = true;
   guarded([&] { owner_.after_pass(true, bypassed); });
 }
 
@@ -246,23 +252,43 @@ Flags Reducer::requires_grad() const {
 void Reducer::hold(Hold what) {
   const std::lock_guard lock(mutex_);
   launcher_.hold(what);
+  has_gradients_ = awaits_update_ = false;
+}
+
+void Reducer::check_update() const {
+  if (!has_gradients_) throw no_pass_to_update(*group_);
+  if (!synchronised_ && launcher_.averages_held()) throw no_averages_to_update(*group_);
+}
+
+// Those of parameters that are left out of a pass may differ between the ranks. A rank without input has
+// none.
+Flags Reducer::have_gradients() {
+  Flags have(parameters_.size());
+  bool frozen = false;
+  for (size_t i = 0; i < have.size(); ++i) {
+    have[i] = launcher_.took_part() && parameters_[i].tensor.grad().defined();
+    frozen = frozen || !parameters_[i].tensor.requires_grad();
+  }
+  if (!frozen && !tracker_.policy().may_leave_out && !launcher_.some_took_part()) return have;
+  return comm::control_of(*group_).any("ShardedOptimizer, which gradients there are", have);
 }
 
 void Reducer::update(Updater& updater) {
   const std::lock_guard lock(mutex_);
   guarded([&] {
-    if (!has_gradients_) throw no_pass_to_update(*group_);
+    check_update();
     const at::NoGradGuard no_grad;
-    launcher_.update(updater);
+    launcher_.update(updater, have_gradients());
   });
+  awaits_update_ = false;
 }
 
 void Reducer::measure(const std::function<comm::Transform&(const Held&)>& transform_of) {
   const std::lock_guard lock(mutex_);
   guarded([&] {
-    if (!has_gradients_) throw no_pass_to_update(*group_);
+    check_update();
     const at::NoGradGuard no_grad;
-    launcher_.measure(transform_of);
+    launcher_.measure(transform_of, have_gradients());
   });
 }
 
@@ -301,6 +327,7 @@ void Reducer::shadow(Turn turn) {
   });
   launcher_.drop();
   tracker_.end_shadow();
+  has_gradients_ = synchronised_ = awaits_update_ = true;
 }
 
 }  // namespace lockstep::reducer

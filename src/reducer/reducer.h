@@ -35,6 +35,7 @@ struct Options {
   PlanCaps caps;
   GraphPolicy policy = kCompleteGraph;
   bool as_view = true;
+  Bucket::Copies copies = Bucket::Copies::OnePerRank;  // of parameters that an optimizer updates
 };
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
@@ -49,8 +50,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Before a forward pass: throws if the last backward pass was interrupted.
   void refuse_if_interrupted();
-  // False if the dtype or device of a parameter has changed since then: its hook and its bucket are then
-  // useless.
+  // False if the dtype or device of a parameter has changed since then, or if it was loaded: its hook and its
+  // bucket are then useless.
   bool fits_parameters() const;
   // After a forward pass: registers how its backward pass, which goes through these outputs, is to be
   // handled.
@@ -65,6 +66,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const Parameters& parameters() const { return parameters_; }
   // Blocks; all ranks must call it after a synchronised pass.
   void update(Updater& updater);
+  // Whether there was such a pass since the last update. What replaces the reducer loses its gradients.
+  bool awaits_update() const { return awaits_update_; }
+  void skip_update() { awaits_update_ = false; }
+  // The next update lays out the buckets again.
+  void forget_layout() { launcher_.forget_layout(); }
   // The same for a transform that only looks at the averages.
   void measure(const std::function<comm::Transform&(const Held&)>& transform_of);
 
@@ -89,6 +95,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void apply(const std::vector<Settled>& settled);
   void settle_the_rest();
   std::vector<bool> used_anywhere();
+  Flags have_gradients();
+  void check_update() const;
   void learn();
   void plan(const Learned& agreed);
   UsageError got_none(const std::vector<size_t>& missing, bool repeats) const;
@@ -103,7 +111,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::mutex mutex_;
   Tracker tracker_;
   Launcher launcher_;
-  bool has_gradients_ = false;  // of a synchronised pass, for an update
+  // For updates, since hold(): there was a synchronised pass; it was the last one; no update has followed.
+  bool has_gradients_ = false, synchronised_ = false, awaits_update_ = false;
 };
 
 }  // namespace lockstep::reducer

@@ -26,6 +26,8 @@ struct Held {
     bool used;  // on some rank in the last pass; others are left as they are
   };
   at::Tensor values;              // the parameters, at the places of their gradients
+  bool common;                    // one copy for all ranks of this machine
+  bool replaced;                  // since the last update, the user has given parameters other memory
   std::vector<Slot> slots;        // ascending
   std::vector<comm::Range> mine;  // what this rank updates
 };

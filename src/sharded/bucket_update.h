@@ -4,6 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +44,12 @@ class BucketUpdate final : public comm::Transform {
   void read_state(int index, size_t slot, float* whole) const;
   void write_state(int index, size_t slot, const float* whole);
   int64_t elements() const { return elements_; }  // of this rank
+  int64_t state_bytes() const;
+
+  // Of common memory: the first slot whose values were not those of the update before; forgets it.
+  std::optional<size_t> take_changed() { return std::exchange(changed_, std::nullopt); }
+  // Before an update whose values may be others.
+  void forget_values() { digests_.clear(); }
 
   void apply(std::byte* values, const comm::Range& range) override;
 
@@ -48,6 +57,7 @@ class BucketUpdate final : public comm::Transform {
   template <class Body>
   void for_each_of_mine(size_t slot, Body&& body) const;
   void update(float* values, const comm::Range& range, size_t slot);
+  void check_values(const comm::Range& range);
 
   reducer::Held bucket_;
   const std::vector<at::Tensor> parameters_;
@@ -55,6 +65,8 @@ class BucketUpdate final : public comm::Transform {
   int64_t elements_ = 0;          // of all of them
   std::array<at::Tensor, optim::kStates> states_;
   std::vector<Plan> plans_;
+  std::unordered_map<int64_t, uint64_t> digests_;  // of the values of each range, by its first element
+  std::optional<size_t> changed_;
 };
 
 // The sum of the squares of the averaged gradients that this rank would update, of some parameters.

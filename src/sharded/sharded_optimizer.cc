@@ -2,6 +2,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
+#include <string_view>
 
 #include <ATen/ATen.h>
 
@@ -23,7 +24,22 @@ using torch::optim::OptimizerParamGroup;
 
 // ---- Parameters and groups
 
+void ShardedOptimizer::Impl::check_groups() const {
+  const auto* const kind = optim::name_of(owner.defaults());
+  for (size_t i = 0; i < owner.param_groups().size(); ++i) {
+    const auto* const its = optim::name_of(owner.param_groups()[i].options());
+    if (its != nullptr && std::string_view(its) == kind) continue;
+    throw UsageError(
+        base::compose({.what = "a ShardedOptimizer has parameter groups of several kinds",
+                       .where = fmt::format("rank {}/{}", ddp.group->rank(), ddp.group->world_size()),
+                       .evidence = fmt::format("it is {}, and the options of group {} are those of {}", kind,
+                                               i, its != nullptr ? its : "another optimizer"),
+                       .hint = "give all groups options of the same optimizer"}));
+  }
+}
+
 void ShardedOptimizer::Impl::look_at_parameters() {
+  check_groups();
   held_.clear();
   if (ddp.reducer) {
     const auto& parameters = ddp.reducer->parameters();
@@ -58,6 +74,7 @@ const at::Tensor& ShardedOptimizer::Impl::parameter_of(const reducer::Held::Slot
 comm::Transform& ShardedOptimizer::Impl::transform(size_t index, const reducer::Held& held) {
   auto& bucket = *buckets_[index];
   bucket.set_bucket(held);
+  if (held.replaced) bucket.forget_values();
   for (size_t i = 0; i < held.slots.size(); ++i) bucket.plans()[i] = plan_of(bucket, held.slots[i]);
   return bucket;
 }
@@ -75,20 +92,19 @@ BucketUpdate::Plan ShardedOptimizer::Impl::plan_of(BucketUpdate& bucket, const r
   return plan;
 }
 
-// All groups have options of the same kind.
 optim::Update ShardedOptimizer::Impl::update_for(const OptimizerOptions& group) {
-  if (!fit_) {
-    fit_ = optim::fit_of(group);
-    if (!fit_->exact) {
-      base::log_warn(
-          "{}",
-          base::compose({.what = fmt::format("the sharded {} may differ from LibTorch's in the last bits",
-                                             optim::name_of(group)),
-                         .evidence = "this LibTorch rounds in another way on this CPU",
-                         .hint = "all ranks get the same bits nevertheless"}));
-    }
+  const auto operations = optim::operations_of(group);
+  const auto known = fits_.find(operations);
+  if (known != fits_.end()) return known->second.update;
+  const auto fit = fits_.emplace(operations, optim::fit_of(group)).first->second;
+  if (!fit.exact) {
+    base::log_warn(
+        "{}", base::compose({.what = fmt::format("the sharded {} may differ from LibTorch's in the last bits",
+                                                 optim::name_of(group)),
+                             .evidence = "this LibTorch rounds in another way on this CPU",
+                             .hint = "all ranks get the same bits nevertheless"}));
   }
-  return fit_->update;
+  return fit.update;
 }
 
 double ShardedOptimizer::Impl::sum_of_squares() {
@@ -113,6 +129,19 @@ std::vector<at::Tensor> ShardedOptimizer::Impl::rest_parameters() const {
   return all;
 }
 
+// Without those that are not averaged, which would make the norm another one on each rank.
+std::vector<at::Tensor> ShardedOptimizer::Impl::clipped_rest() const {
+  auto rest = rest_parameters();
+  if (!ddp.reducer) return rest;
+  std::unordered_set<const void*> averaged;
+  for (const auto& parameter : ddp.reducer->parameters()) {
+    averaged.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  std::erase_if(
+      rest, [&](const at::Tensor& parameter) { return !averaged.contains(parameter.unsafeGetTensorImpl()); });
+  return rest;
+}
+
 void ShardedOptimizer::Impl::make_rest() {
   const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
   const auto same_group = [&](const auto& a, const auto& b) {
@@ -123,15 +152,15 @@ void ShardedOptimizer::Impl::make_rest() {
     others_of_rest_ = others_;
     auto before = std::exchange(rest_, nullptr);
     if (!rest_parameters().empty()) {
+      std::vector<OptimizerParamGroup> groups;
       for (size_t i = 0; i < others_.size(); ++i) {
-        const auto& options = owner.param_groups()[i].options();
-        if (rest_) {
-          rest_->add_param_group(OptimizerParamGroup(others_[i], options.clone()));
-        } else {
-          rest_ = optim::plain_optimizer(others_[i], options);
-        }
+        groups.emplace_back(others_[i], owner.param_groups()[i].options().clone());
       }
-      if (before) rest_->state() = std::move(before->state());
+      rest_ = optim::plain_optimizer(std::move(groups), owner.defaults());
+      // Its constructor may have made states of parameters that are new here.
+      if (before) {
+        for (auto& [key, state] : before->state()) rest_->state()[key] = std::move(state);
+      }
     }
   }
   if (!rest_) return;
@@ -150,6 +179,75 @@ void ShardedOptimizer::Impl::step_rest() {
   if (rest_) rest_->step();
 }
 
+// ---- Steps
+
+void ShardedOptimizer::Impl::step() {
+  const at::NoGradGuard no_grad;
+  look_at_parameters();
+  ++step_number_;
+  if (ddp.reducer) {
+    ddp.reducer->update(*this);
+    check_changes();
+  }
+  step_rest();
+  clip.reset();
+}
+
+// Of parameters that all ranks of a machine share.
+void ShardedOptimizer::Impl::check_changes() {
+  for (const auto& bucket : buckets_) {
+    const auto changed = bucket->take_changed();
+    if (!changed) continue;
+    const auto& parameter = ddp.reducer->parameters()[bucket->bucket().slots[*changed].parameter];
+    const UsageError error(base::compose(
+        {.what = fmt::format("'{}' was changed between two steps of the optimizer", parameter.name),
+         .where = fmt::format("rank {}/{}", ddp.group->rank(), ddp.group->world_size()),
+         .evidence = "with share_parameters, a change by one rank is one for all ranks of its machine, and a "
+                     "change by all of them is made once for each",
+         .hint = "change parameters on one rank of each machine, between two barriers, and call "
+                 "ddp.refresh() on all ranks; or leave DdpOptions::share_parameters out"}));
+    ddp.group->poison(error);
+    throw error;
+  }
+}
+
+void ShardedOptimizer::Impl::refuse_nonfinite(double norm) const {
+  std::string evidence = "the gradients of this rank are finite";
+  for (const auto& [name, parameter] : ddp.parameters) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined() || at::isfinite(gradient.to_dense()).all().item<bool>()) continue;
+    evidence = fmt::format("the first gradient of this rank that is not finite is that of '{}'", name);
+    break;
+  }
+  throw Error(base::compose(
+      {.what = fmt::format("the norm of the gradients is {}", norm),
+       .where = fmt::format("rank {}/{}", ddp.group->rank(), ddp.group->world_size()),
+       .evidence = evidence,
+       .hint = "check the loss of this step, lower the learning rate, or skip the step: nothing "
+               "has been changed"}));
+}
+
+double ShardedOptimizer::Impl::clip_grad_norm(double max_norm, bool error_if_nonfinite) {
+  const at::NoGradGuard no_grad;
+  look_at_parameters();
+  const auto rest = clipped_rest();
+  const double of_rest = clip_grad_norm_(rest, std::numeric_limits<double>::infinity());
+  double squares = of_rest * of_rest;
+  if (ddp.reducer) squares += sum_of_squares();
+  const double norm = std::sqrt(squares);
+  if (error_if_nonfinite && !std::isfinite(norm)) refuse_nonfinite(norm);
+  // The formula of PyTorch, including its guard against division by zero.
+  const double factor = max_norm / (norm + 1e-6);
+  clip.reset();
+  if (factor >= 1) return norm;
+  clip = static_cast<float>(factor);
+  for (const auto& parameter : rest) {
+    const auto& gradient = parameter.grad();
+    if (gradient.defined()) (gradient.is_sparse() ? gradient._values() : gradient.detach()).mul_(factor);
+  }
+  return norm;
+}
+
 // ---- The public interface
 
 ShardedOptimizer::ShardedOptimizer(DdpBase& ddp, std::vector<OptimizerParamGroup> groups,
@@ -157,17 +255,26 @@ ShardedOptimizer::ShardedOptimizer(DdpBase& ddp, std::vector<OptimizerParamGroup
     : Optimizer(std::move(groups), std::move(defaults)) {
   optim::rule_of(this->defaults());  // refuses others
   auto& of = *ddp.impl_;
-  if (of.hold != reducer::Hold::Nothing) {
-    throw UsageError(base::compose({.what = "a ShardedOptimizer cannot be constructed",
-                                    .evidence = "this model has one already",
-                                    .hint = "pass all parameter groups to one optimizer"}));
+  const auto refuse = [&](const char* evidence, const char* hint) {
+    throw UsageError(
+        base::compose({.what = "a ShardedOptimizer cannot be constructed",
+                       .where = fmt::format("rank {}/{}", of.group->rank(), of.group->world_size()),
+                       .evidence = evidence,
+                       .hint = hint}));
+  };
+  if (of.optimizer != nullptr) {
+    refuse("this model has one already", "pass all parameter groups to one optimizer");
+  }
+  if (of.joining) {
+    refuse("the model is under Join, where ranks may have no input left", "construct it before the Join");
   }
   impl_ = std::make_unique<Impl>(of, *this);
-  of.hold_gradients(sharded.average_gradients ? reducer::Hold::Averages : reducer::Hold::Own);
+  impl_->check_groups();
+  of.hold_gradients(sharded.average_gradients ? reducer::Hold::Averages : reducer::Hold::Own, impl_.get());
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
-  if (impl_) impl_->ddp.hold_gradients(reducer::Hold::Nothing);
+  if (impl_) impl_->ddp.hold_gradients(reducer::Hold::Nothing, nullptr);
 }
 
 torch::Tensor ShardedOptimizer::step(LossClosure closure) {
@@ -176,42 +283,32 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     const at::AutoGradMode grad(true);
     loss = closure();
   }
-  const at::NoGradGuard no_grad;
   const comm::Purpose purpose("ShardedOptimizer::step");
-  auto& self = *impl_;
-  self.look_at_parameters();
-  if (self.ddp.reducer) self.ddp.reducer->update(self);
-  self.step_rest();
-  self.clip.reset();
+  if (impl_->ddp.joining) {
+    impl_->share_options(impl_->ddp.announce(ddp::Act::Step).turn.leader);
+  } else {
+    impl_->compare_options();
+  }
+  impl_->step();
   return loss;
 }
 
-double ShardedOptimizer::clip_grad_norm(double max_norm) {
+double ShardedOptimizer::clip_grad_norm(double max_norm, bool error_if_nonfinite) {
   if (!(max_norm >= 0)) {
-    throw UsageError(base::compose({.what = "the gradients cannot be clipped",
-                                    .evidence = fmt::format("max_norm is {}", max_norm),
-                                    .hint = "pass a number of at least 0"}));
+    throw UsageError(base::compose(
+        {.what = "the gradients cannot be clipped",
+         .where = fmt::format("rank {}/{}", impl_->ddp.group->rank(), impl_->ddp.group->world_size()),
+         .evidence = fmt::format("max_norm is {}", max_norm),
+         .hint = "pass a number of at least 0"}));
   }
-  const at::NoGradGuard no_grad;
   const comm::Purpose purpose("ShardedOptimizer::clip_grad_norm");
-  auto& self = *impl_;
-  self.look_at_parameters();
-  const auto rest = self.rest_parameters();
-  const double of_rest = clip_grad_norm_(rest, std::numeric_limits<double>::infinity());
-  double squares = of_rest * of_rest;
-  if (self.ddp.reducer) squares += self.sum_of_squares();
-  const double norm = std::sqrt(squares);
-  // The formula of PyTorch, including its guard against division by zero.
-  const double factor = max_norm / (norm + 1e-6);
-  self.clip.reset();
-  if (factor >= 1) return norm;
-  self.clip = static_cast<float>(factor);
-  for (const auto& parameter : rest) {
-    const auto& gradient = parameter.grad();
-    if (gradient.defined()) (gradient.is_sparse() ? gradient._values() : gradient.detach()).mul_(factor);
+  if (impl_->ddp.joining) {
+    max_norm = impl_->share_max_norm(max_norm, impl_->ddp.announce(ddp::Act::Clip).turn.leader);
   }
-  return norm;
+  return impl_->clip_grad_norm(max_norm, error_if_nonfinite);
 }
+
+int64_t ShardedOptimizer::state_bytes() const { return impl_->state_bytes(); }
 
 std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::to_plain(Receivers receivers) {
   return impl_->to_plain(receivers);

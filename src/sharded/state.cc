@@ -2,6 +2,7 @@
 //
 // It is collected parameter by parameter. Each rank writes its elements into an array of zeros; the bitwise
 // or of these arrays is the state, to the bit.
+#include <algorithm>
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
@@ -57,15 +58,26 @@ constexpr bool kIsTensor = std::is_same_v<std::decay_t<Value>, at::Tensor>;
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::blank() const {
-  std::unique_ptr<torch::optim::Optimizer> plain;
-  for (const auto& group : owner.param_groups()) {
-    if (plain) {
-      plain->add_param_group(OptimizerParamGroup(group.params(), group.options().clone()));
-    } else {
-      plain = optim::plain_optimizer(group.params(), group.options());
+  std::vector<OptimizerParamGroup> groups;
+  for (const auto& group : owner.param_groups()) groups.emplace_back(group.params(), group.options().clone());
+  return optim::plain_optimizer(std::move(groups), owner.defaults());
+}
+
+int64_t ShardedOptimizer::Impl::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& bucket : buckets_) bytes += bucket->state_bytes();
+  if (!rest_) return bytes;
+  for (const auto& group : rest_->param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = rest_->state().find(compat::state_key(parameter));
+      if (found == rest_->state().end() || !found->second) continue;
+      visit_state(group.options(), *found->second, [&](const char*, auto& value) {
+        if constexpr (kIsTensor<decltype(value)>)
+          bytes += value.defined() ? static_cast<int64_t>(value.nbytes()) : 0;
+      });
     }
   }
-  return plain;
+  return bytes;
 }
 
 // ---- Collecting
@@ -149,9 +161,10 @@ void ShardedOptimizer::Impl::from_plain(torch::optim::Optimizer& plain) {
   const at::NoGradGuard no_grad;
   look_at_parameters();
   auto& groups = owner.param_groups();
-  const auto refuse = [](const std::string& evidence, const char* hint) {
+  const auto refuse = [&](const std::string& evidence, const char* hint) {
     throw UsageError(
         base::compose({.what = "a sharded optimizer cannot take over the state of another optimizer",
+                       .where = fmt::format("rank {}/{}", ddp.group->rank(), ddp.group->world_size()),
                        .evidence = evidence,
                        .hint = hint}));
   };
@@ -169,11 +182,27 @@ void ShardedOptimizer::Impl::from_plain(torch::optim::Optimizer& plain) {
            "construct both with options of the same kind");
   }
   for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& here = groups[i].params();
+    const auto& there = plain.param_groups()[i].params();
+    const auto [mine, other] = std::mismatch(here.begin(), here.end(), there.begin(), there.end(),
+                                             [](const auto& a, const auto& b) { return a.is_same(b); });
+    if (mine == here.end() && other == there.end()) continue;
+    refuse(fmt::format("parameter {} of group {} is not the same tensor in both", mine - here.begin(), i),
+           "construct both with the parameters of the same model, in the same order");
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
     // Assigns to the options instead of replacing them, because the program may hold a reference.
     optim::with_kind_of(groups[i].options(), [&](auto kind, auto& options) {
       options = dynamic_cast<const typename decltype(kind)::Options&>(plain.param_groups()[i].options());
     });
   }
+  take_state_of(plain);
+  // The ranks may have other parts by then.
+  buckets_.clear();
+  if (ddp.reducer) ddp.reducer->forget_layout();
+}
+
+void ShardedOptimizer::Impl::take_state_of(torch::optim::Optimizer& plain) {
   steps_.clear();
   pending_.clear();
   if (rest_) rest_->state().clear();
@@ -184,19 +213,23 @@ void ShardedOptimizer::Impl::from_plain(torch::optim::Optimizer& plain) {
       pending_[parameter.unsafeGetTensorImpl()] = found->second->clone();
     }
   }
-  for (auto& bucket : buckets_) take_from_pending(*bucket);
 }
 
 void ShardedOptimizer::Impl::laid_out(const std::vector<reducer::Held>& held) {
-  if (!buckets_.empty()) {
-    // The ranks have had other parts.
-    const auto plain = to_plain(Receivers::AllRanks);
-    buckets_.clear();
-    from_plain(*plain);
-  }
+  if (!buckets_.empty()) take_state_of(*to_plain(Receivers::AllRanks));  // the ranks have had other parts
+  buckets_.clear();
   for (const auto& bucket : held) {
     std::vector<at::Tensor> parameters;
-    for (const auto& slot : bucket.slots) parameters.push_back(parameter_of(slot));
+    for (const auto& slot : bucket.slots) {
+      const auto& parameter = parameter_of(slot);
+      parameters.push_back(parameter);
+      // It was left to LibTorch's optimizer so far.
+      if (!rest_) continue;
+      const auto state = rest_->state().find(compat::state_key(parameter));
+      if (state == rest_->state().end()) continue;
+      pending_[parameter.unsafeGetTensorImpl()] = std::move(state->second);
+      rest_->state().erase(state);
+    }
     buckets_.push_back(std::make_unique<BucketUpdate>(bucket, std::move(parameters)));
     take_from_pending(*buckets_.back());
   }

@@ -1,5 +1,6 @@
 // Creates an endpoint and connects it to those of the other ranks.
 #include <fmt/format.h>
+#include <numeric>
 #include <set>
 #include <unistd.h>
 
@@ -180,6 +181,22 @@ at::Tensor Endpoint::allocate(at::IntArrayRef sizes, const at::TensorOptions& op
   return at::from_blob(
       block.data, sizes, [arena, offset = block.offset](void*) { arena->free(offset); },
       at::TensorOptions().dtype(dtype).requires_grad(options.requires_grad()));
+}
+
+std::vector<int> Endpoint::ranks() const {
+  std::vector<int> all(world_size_);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+uint64_t Endpoint::offset_of(const at::Tensor& memory) const {
+  return memory_->segment().offset_of(memory.data_ptr(), memory.nbytes()).value();
+}
+
+at::Tensor Endpoint::map(int rank, uint64_t offset, int64_t bytes) {
+  const auto segment = mesh_->peers()[rank].memory;
+  return at::from_blob(
+      segment->at(offset, bytes), {bytes}, [segment](void*) {}, at::TensorOptions(at::kByte));
 }
 
 void Endpoint::throw_if_forked() const {

@@ -42,6 +42,7 @@ namespace lockstep::shm {
 
 class Endpoint final : public comm::Transport,
                        private comm::OnePass,
+                       private comm::Neighbours,
                        public std::enable_shared_from_this<Endpoint> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -78,6 +79,7 @@ class Endpoint final : public comm::Transport,
   void run(Request& request) override;
   std::shared_ptr<Work::State> start(Request&& request) override;
   comm::OnePass* one_pass() override { return this; }
+  comm::Neighbours* neighbours() override { return this; }
   void fail(const Error& why) noexcept override { fail(std::string(why.kind()), why.what()); }
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   bool supplied(const at::Tensor& tensor) const override;
@@ -131,6 +133,10 @@ class Endpoint final : public comm::Transport,
   // comm::OnePass
   void update(Request& request, comm::Transform& transform) override;
   std::vector<comm::Range> updated_ranges(const Request& request) const override;
+  // comm::Neighbours
+  std::vector<int> ranks() const override;
+  uint64_t offset_of(const at::Tensor& memory) const override;
+  at::Tensor map(int rank, uint64_t offset, int64_t bytes) override;
   void throw_if_forked() const;
 
   // All functions below: with the lock held.

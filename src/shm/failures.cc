@@ -16,6 +16,7 @@
 #include "shm/late_ranks.h"
 #include "shm/mismatch.h"
 #include "shm/peer_end.h"
+#include "shm/update.h"
 
 namespace lockstep::shm {
 
@@ -274,10 +275,16 @@ void Endpoint::publish_failure() {
   board_->ring_all();
 }
 
-// The memory of all-reduces with registered tensors that are not complete: a rank that saw this one arrive
-// and was stopped in a chunk writes the rest of the chunk when it continues, at any later time.
+// The memory of all-reduces with registered tensors, and of updates, that are not complete: a rank that saw
+// this one arrive and was stopped in a chunk writes the rest of the chunk when it continues, at any later
+// time.
 void Endpoint::withdraw_writable_memory() {
   for (const auto* call = first_; call != to_arrive_; call = call->next) {
+    if (call->request.kind == Kind::Update) {
+      const auto target = update_target(*board_, call->request);
+      if (target) memory_->withdraw({*target, call->request.take[0].bytes});
+      continue;
+    }
     const auto& words = board_->call(rank_, call->number).call;
     if (call->request.kind != Kind::AllReduce || words.where != Where::Registered) continue;
     memory_->withdraw({words.offset, words.bytes});

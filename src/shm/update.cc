@@ -19,11 +19,9 @@ constexpr size_t kBlockBytes = size_t{8} << 10;
 constexpr int kBlocksBetweenLooks = 32;
 constexpr uint64_t kNowhere = UINT64_MAX;
 
-uint64_t registered_offset(const Board& board, const Piece& piece) {
-  if (const auto offset = board.memory(board.rank()).offset_of(piece.data, piece.bytes)) return *offset;
-  throw UsageError(base::compose({.what = "an update needs memory that the group has supplied",
-                                  .evidence = "a tensor is elsewhere",
-                                  .hint = "allocate it with ProcessGroup::empty"}));
+[[noreturn]] void refuse_other_memory() {
+  throw UsageError(base::compose({.what = "an update was given memory that its group has not supplied",
+                                  .hint = "please report this as a defect of lockstep"}));
 }
 
 // In the slot of the call: where the rank takes the result.
@@ -31,7 +29,10 @@ uint64_t& target_in(CallSlot& slot) { return *reinterpret_cast<uint64_t*>(slot.b
 
 class Part {
  public:
-  Part(Board& board, Call& call) : board_(board), call_(call) {
+  Part(Board& board, Call& call)
+      : board_(board),
+        call_(call),
+        divisor_(call.request.participants > 0 ? call.request.participants : board.world_size()) {
     const auto bytes = call.request.give[0].bytes;
     for (int rank = 0; rank < board.world_size(); ++rank) {
       auto& slot = board.call(rank, call.number);
@@ -45,6 +46,7 @@ class Part {
     const auto part = updated_part(board_.rank(), board_.world_size(),
                                    static_cast<int64_t>(call_.request.count), element_bytes);
     const int64_t length = static_cast<int64_t>(kBlockBytes) / element_bytes;
+    end_ = part.end() * element_bytes;
     int blocks = 0;
     for (auto from = part.from; from < part.end(); from += length) {
       if (blocks++ % kBlocksBetweenLooks == 0) board_.throw_if_peer_failed();
@@ -60,13 +62,24 @@ class Part {
     c10::SmallVector<const void*, 8> sources;
     for (const auto* source : sources_) sources.push_back(source + at);
     void* const result = block;
-    call_.kernel(&result, 1, sources.data(), world, range.count, world);
+    call_.kernel(&result, 1, sources.data(), world, range.count, divisor_);
+    prefetch(at + range.count * element_bytes);
     call_.transform->apply(block, range);
     for (auto* target : targets_) stream_bytes(target + at, block, range.count * element_bytes);
   }
 
+  // The next block comes from memory while the transform of this one computes.
+  void prefetch(int64_t at) {
+    const auto end = std::min<int64_t>(at + static_cast<int64_t>(kBlockBytes), end_);
+    for (const auto* source : sources_) {
+      for (auto line = at; line < end; line += kCacheLine) __builtin_prefetch(source + line, 0, 2);
+    }
+  }
+
   Board& board_;
   Call& call_;
+  const int divisor_;
+  int64_t end_ = 0;  // of this rank's part, in bytes
   c10::SmallVector<const std::byte*, 8> sources_;
   c10::SmallVector<std::byte*, 8> targets_;
 };
@@ -80,11 +93,22 @@ comm::Range updated_part(int rank, int world_size, int64_t count, size_t element
   return {from, std::min(share, count - from)};
 }
 
+// Common memory belongs to one of the ranks, which takes the result for all.
+std::optional<uint64_t> update_target(const Board& board, const Request& request) {
+  const auto& take = request.take[0];
+  if (take.bytes == 0) return std::nullopt;
+  return board.memory(board.rank()).offset_of(take.data, take.bytes);
+}
+
 Where expose_update(Board& board, Call& call, CallSlot& slot) {
   const auto& request = call.request;
-  slot.call.bytes = slot.call.largest = request.give[0].bytes;
-  slot.call.offset = registered_offset(board, request.give[0]);
-  target_in(slot) = request.take[0].bytes > 0 ? registered_offset(board, request.take[0]) : kNowhere;
+  const auto& give = request.give[0];
+  const auto source = board.memory(board.rank()).offset_of(give.data, give.bytes);
+  const auto target = update_target(board, request);
+  if (!source || (!target && !request.takes_together && request.take[0].bytes > 0)) refuse_other_memory();
+  slot.call.bytes = slot.call.largest = give.bytes;
+  slot.call.offset = *source;
+  target_in(slot) = target.value_or(kNowhere);
   return Where::Registered;
 }
 

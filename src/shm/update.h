@@ -2,7 +2,8 @@
 // transforms it, and writes the result to what all ranks take. Each byte is read once and written once.
 #pragma once
 
-#include <vector>
+#include <cstdint>
+#include <optional>
 
 #include "comm/update.h"
 #include "shm/board.h"
@@ -15,6 +16,9 @@ comm::Range updated_part(int rank, int world_size, int64_t count, size_t element
 
 // Before arrival: publishes where this rank's memory is. Throws UsageError if it is not registered.
 Where expose_update(Board& board, Call& call, CallSlot& slot);
+
+// The offset in this rank's memory to which all ranks write; nothing if they write elsewhere.
+std::optional<uint64_t> update_target(const Board& board, const Request& request);
 
 bool step_update(Board& board, Call& call);
 

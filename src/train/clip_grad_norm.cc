@@ -20,6 +20,7 @@
 #include <lockstep/train.h>
 
 #include "base/error_text.h"
+#include "comm/own_gradients.h"
 
 namespace lockstep {
 
@@ -131,6 +132,14 @@ std::vector<Gradient> gradients_of(const std::vector<at::Tensor>& parameters) {
                          .where = fmt::format("parameter {}", i),
                          .evidence = "its gradient is neither dense nor a sparse tensor with coordinates",
                          .hint = "convert it with to_dense() first"}));
+    }
+    if (comm::is_own(gradient)) {
+      throw UsageError(base::compose(
+          {.what = "the gradients cannot be clipped",
+           .where = fmt::format("parameter {}", i),
+           .evidence = "a ShardedOptimizer averages it in its step; before, it is this rank's own",
+           .hint = "call optimizer.clip_grad_norm(max_norm), or construct the optimizer with "
+                   "{.average_gradients = true}"}));
     }
     gradients.push_back({i, parameter, gradient});
   }

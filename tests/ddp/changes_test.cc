@@ -99,6 +99,23 @@ TEST(ChangesAlone, SavesAndLoadsTheModule) {
   });
 }
 
+TEST_P(Changes, TrainsOnAfterALoad) {
+  run([](ProcessGroup& group) {
+    DistributedDataParallel ddp(make_net(1));
+    DistributedDataParallel fresh(make_net(2));
+    for (int i = 0; i < 2; ++i) step(ddp, group, i);
+    std::stringstream saved;
+    torch::save(fresh, saved);
+    torch::load(ddp, saved);
+    for (int i = 0; i < 2; ++i) {
+      step(ddp, group, i);
+      step(fresh, group, i);
+      expect_same_on_all_ranks(group, gradients_of(ddp.parameters()));
+      expect_close(gradients_of(ddp.parameters()), gradients_of(fresh.parameters()));
+    }
+  });
+}
+
 TEST_P(Changes, NamesAndZeroesItsParameters) {
   run([](ProcessGroup& group) {
     auto net = make_net();

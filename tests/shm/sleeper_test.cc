@@ -1,5 +1,5 @@
-// A rank is stopped in the middle of an all-reduce, and continues after the others have given up. It must not
-// write to memory that the others use again.
+// A rank is stopped in the middle of an all-reduce or an update, and continues after the others have given
+// up. It must not write to memory that the others use again.
 #include <atomic>
 #include <csignal>
 #include <fmt/format.h>
@@ -12,6 +12,10 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/from_tensors.h"
+#include "comm/generation.h"
+#include "comm/group.h"
+#include "comm/update.h"
 #include "shm/local_ranks.h"
 #include "shm/shared.h"
 #include "support/run_ranks.h"
@@ -106,6 +110,58 @@ TEST(Sleeper, WakesWithoutWritingToOthersMemory) {
                   {.deadline = 60s});
   expect_success(outcomes);
   if (scene->struck == 0) GTEST_SKIP() << "the rank was never stopped in the middle of a chunk";
+}
+
+// ---- In an update, whose results go to the parameters of all ranks
+
+class KeepsAverages : public comm::Transform {
+ public:
+  void apply(std::byte*, const comm::Range&) override {}
+};
+
+class StopsOnTheWay final : public comm::Transform {
+ public:
+  void apply(std::byte*, const comm::Range&) override {
+    if (++blocks_ == 40) ::raise(SIGSTOP);
+  }
+
+ private:
+  int blocks_ = 0;
+};
+
+TEST(Sleeper, WakesWithoutWritingToOthersParameters) {
+  const Shared<SleeperScene> scene;
+  const auto outcomes =
+      start_ranks(2,
+                  [&](int rank) {
+                    const auto group = init_process_group({.backend = "shm", .timeout = 2s});
+                    const auto doomed = group->new_group({0, 1});
+                    auto gradients = doomed->empty({kElements}, at::kFloat);
+                    auto parameters = doomed->empty({kElements}, at::kFloat);
+                    gradients.fill_(1);
+                    parameters.fill_(3);
+                    if (rank == 1) scene->sleepers_pid = ::getpid();
+                    doomed->barrier();
+                    auto request = comm::all_reduce_of(gradients, ReduceOp::Sum);
+                    request.root = comm::kUpdates;
+                    request.take[0].data = static_cast<std::byte*>(parameters.data_ptr());
+                    KeepsAverages keeps;
+                    StopsOnTheWay stops;
+                    auto& transform = rank == 0 ? static_cast<comm::Transform&>(keeps) : stops;
+                    EXPECT_THROW(comm::update(*comm::generation_of(*doomed), request, transform), Error);
+                    if (rank == 1) {
+                      scene->woken = 1;
+                    } else {
+                      EXPECT_EQ(parameters[0].item<float>(), 2);
+                      parameters.fill_(7);  // the memory is this rank's again
+                      ::kill(scene->sleepers_pid, SIGCONT);
+                      EXPECT_TRUE(eventually([&] { return scene->woken == 1; }, 20s));
+                      EXPECT_EQ(parameters.ne(7).sum().item<int64_t>(), 0);
+                    }
+                    group->barrier();
+                  },
+                  {.deadline = 60s});
+  expect_success(outcomes);
 }
 
 // ---- Which rank the error names
