@@ -1,10 +1,12 @@
 #include "c10d_face/group_engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <fmt/format.h>
 #include <mutex>
+#include <optional>
 #include <unistd.h>
 #include <utility>
 
@@ -12,6 +14,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/error_text.h"
 #include "base/log.h"
 #include "c10d_face/bindings.h"
@@ -23,6 +26,8 @@
 namespace lockstep::c10d_face {
 
 namespace {
+
+using namespace std::chrono_literals;
 
 void end(ProcessGroup::Impl& group, const std::string& kind, const std::string& text) noexcept {
   try {
@@ -83,6 +88,7 @@ class GroupEngine::Operation final : public Work {
   void start(comm::Request request, Second second, Attend&& attend) {
     if (request.kind == comm::Kind::Receive) source_ = request.peer;
     second_ = std::move(second);
+    if (request.timeout.count() > 0) end_ = base::Deadline::in(request.timeout);
     if (!keep_alive().empty()) request.keep.push_back(owner_of(keep_alive()));
     request.storage.reset();  // an owner, too
     begin([&] {
@@ -139,6 +145,8 @@ class GroupEngine::Operation final : public Work {
       message.count = request.count;
       message.peer = peer;
       message.tag = comm::kInternalTag;
+      // Not 0, which would be the group's.
+      if (end_) message.timeout = std::max(end_->remaining(), 1ms);
       message.keep = request.keep;
       if (kind == comm::Kind::Send) {
         message.give = {request.give.front()};
@@ -199,6 +207,7 @@ class GroupEngine::Operation final : public Work {
   const std::shared_ptr<Helpers> helpers_;
   lockstep::Work started_;
   Second second_;
+  std::optional<base::Deadline> end_;  // if the call has its own timeout
   int source_ = kNoSource;
   bool interrupted_ = false;  // guarded by mutex_
 };
@@ -240,7 +249,8 @@ class GroupEngine::Shared {
 
   const std::shared_ptr<Helpers> helpers = std::make_shared<Helpers>();
   const std::shared_ptr<Line> line = std::make_shared<Line>();
-  std::mutex starting;  // held while a collective is started, and takes its place in the line
+  std::mutex starting;                // held while a collective is started, and takes its place in the line
+  std::optional<uint64_t> last_roll;  // the number of the last roll call; guarded by `starting`
 
  private:
   const pid_t made_by_ = ::getpid();
@@ -255,17 +265,21 @@ class GroupEngine::Roll final : public RollCall {
 
   void run(std::chrono::milliseconds timeout) override {
     comm::refuse_if_forked(*group_);
+    const auto deadline = base::Deadline::in(timeout);
     comm::Request barrier;
     barrier.timeout = timeout;
     lockstep::Work started;
+    std::optional<uint64_t> previous;
     {
       const std::lock_guard lock(shared_->starting);
       number_ = group_->transport->calls();
-      group_->store->write(key_of(group_->rank), "");
+      group_->store->write(key_of(number_, group_->rank), "");
+      previous = std::exchange(shared_->last_roll, number_);
       started = comm::start(group_, {.request = std::move(barrier)});
     }
     made_ = true;
     started.wait();
+    if (previous) erase(*previous, deadline);
   }
   bool was_made() const override { return made_; }
 
@@ -273,7 +287,7 @@ class GroupEngine::Roll final : public RollCall {
     std::vector<int> ranks;
     try {
       for (int rank = 0; rank < group_->world_size; ++rank) {
-        if (!group_->store->check({key_of(rank)})) ranks.push_back(rank);
+        if (!group_->store->check({key_of(number_, rank)})) ranks.push_back(rank);
       }
     } catch (const Error& error) {
       base::log_debug("cannot read from the store which ranks have come: {}", error.what());
@@ -287,7 +301,16 @@ class GroupEngine::Roll final : public RollCall {
   }
 
  private:
-  std::string key_of(int rank) const { return fmt::format("roll/{}/{}", number_, rank); }
+  static std::string key_of(uint64_t number, int rank) { return fmt::format("roll/{}/{}", number, rank); }
+
+  // All ranks have come to this roll call, so nobody asks any more who has come to the previous one.
+  void erase(uint64_t previous, base::Deadline deadline) const {
+    try {
+      group_->store->until(deadline)->deleteKey(key_of(previous, group_->rank));
+    } catch (const std::exception& error) {
+      base::log_debug("cannot erase a key of the store: {}", error.what());
+    }
+  }
 
   const std::shared_ptr<ProcessGroup::Impl> group_;
   const SharedPtr shared_;

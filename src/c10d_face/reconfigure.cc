@@ -1,6 +1,7 @@
 // c10d's reconfigure: the backend leaves the ranks of this generation and connects with those of the next.
 #include <algorithm>
 #include <fmt/format.h>
+#include <string_view>
 
 #include <lockstep/error.h>
 
@@ -17,6 +18,10 @@ Backend::WorkPtr Backend::change_members(const compat::NextMembers& next) {
                        .evidence = evidence,
                        .hint = hint}));
   };
+  if (std::string_view(engine_->name()) == "hybrid") {
+    refuse("its ranks are on several machines, and lockstep changes members over shared memory only",
+           "use PyTorch's own backend \"gloo\"");
+  }
   if (!connect_) {
     refuse("the backend belongs to a lockstep::ProcessGroup",
            "make a backend of its own, with make_c10d_backend or in Python");

@@ -47,6 +47,7 @@ rendezvous::RankFacts own_facts(int rank, int world_size) {
   auto facts = rendezvous::facts_of_this_process(rank, world_size);
   const auto master = base::env_string("MASTER_ADDR").value_or("");
   facts.network = network::offer_of_this_process(base::without_brackets(master));
+  facts.link = groups::wanted_link();
   return facts;
 }
 
@@ -76,7 +77,10 @@ c10::intrusive_ptr<c10d_backend> make_backend(std::shared_ptr<shm::Endpoint> end
                            const std::string& place, int rank, int world_size, base::Deadline deadline) {
     const auto met = meet_at("lockstep-" + place, store, rank, world_size, "shm", deadline);
     auto next = make_endpoint(met.keys->for_backend(deadline), rank, world_size, timeout);
-    next->connect();
+    next->connect(deadline);
+    // When all members have come here, nobody reads these keys any more. If one has not, they remain, with
+    // its verdict.
+    met.keys->forget(world_size);
     return std::make_unique<c10d_face::ShmEngine>(std::move(next));
   };
   return c10::make_intrusive<c10d_face::Backend>(std::make_unique<c10d_face::ShmEngine>(std::move(endpoint)),
@@ -98,7 +102,7 @@ c10::intrusive_ptr<c10d_backend> make_agreed(c10::intrusive_ptr<c10d::Store> sto
   if (met.backend == "shm") {
     auto endpoint = make_endpoint(met.keys->for_backend(deadline), rank, world_size, timeout);
     // At once: later, a thread of the user that waits in the store may hold the lock of LibTorch's client.
-    endpoint->connect();
+    endpoint->connect(deadline);
     return make_backend(std::move(endpoint), store_of_all);
   }
   rendezvous::check_rails(*met.keys, rank, met.ranks, deadline);

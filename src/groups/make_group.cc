@@ -85,7 +85,7 @@ void connect_shm(ProcessGroup::Impl& group, base::Deadline deadline) {
   try {
     auto endpoint = std::make_shared<shm::Endpoint>(group.store->for_backend(deadline), group.rank,
                                                     group.world_size, group.timeout, group.name);
-    endpoint->connect();
+    endpoint->connect(deadline);
     use_endpoint(group, std::move(endpoint));
   } catch (...) {
     throw_failure(group);
@@ -162,7 +162,7 @@ hybrid::Machine::Endpoints connect_machine(ProcessGroup::Impl& group, const hybr
     }
     for (const auto& endpoint : endpoints) {
       if (is_crowded(group.rank, group.ranks)) endpoint->expect_crowd();
-      endpoint->connect();
+      endpoint->connect(deadline);
     }
   } catch (...) {
     throw_failure(group);

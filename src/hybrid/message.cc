@@ -1,5 +1,6 @@
 #include "hybrid/message.h"
 
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "comm/announcement.h"
 #include "comm/diagnose.h"
 #include "comm/failure.h"
+#include "comm/lookout.h"
 #include "comm/wire_tags.h"
 
 namespace lockstep::hybrid {
@@ -19,7 +21,7 @@ namespace {
 class Started final : public Work::State {
  public:
   Started(ProcessGroup::Impl& owner, comm::Link& link, comm::Request&& described)
-      : State(std::move(described)), facts_(owner) {
+      : State(std::move(described)), facts_(owner), lookout_(owner, nullptr, 0, request) {
     const bool sends = request.kind == comm::Kind::Send;
     const auto piece = sends ? request.give[0] : request.take[0];
     const auto mine = comm::fingerprint_of(request, 0);
@@ -33,12 +35,13 @@ class Started final : public Work::State {
   }
 
   void complete() override {
-    const auto give_up = [&] { return comm::is_hopeless(facts_); };
     try {
-      if (announcement_) announcement_->verify(give_up);
-      announcement_.reset();
-      if (transfer_) transfer_->wait(give_up);
-      transfer_.reset();
+      try {
+        finish([this] { return lookout_.hopeless(); });
+      } catch (...) {
+        lookout_.report();
+        throw;
+      }
     } catch (...) {
       comm::throw_diagnosis(facts_, comm::describe(request), 0);
     }
@@ -46,7 +49,15 @@ class Started final : public Work::State {
   bool is_done() override { return (!announcement_ && !transfer_) || comm::is_hopeless(facts_); }
 
  private:
+  void finish(const std::function<bool()>& give_up) {
+    if (announcement_) announcement_->verify(give_up);
+    announcement_.reset();
+    if (transfer_) transfer_->wait(give_up);
+    transfer_.reset();
+  }
+
   ProcessGroup::Impl& facts_;
+  comm::Lookout lookout_;
   std::optional<comm::Announcement> announcement_;
   comm::TransferPtr transfer_;
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,11 +12,6 @@
 namespace lockstep::launch {
 
 namespace {
-
-using namespace std::chrono_literals;
-
-// The other ranks look at each other every few milliseconds while they wait; a busy machine may delay them.
-constexpr auto kReadable = 5s;
 
 int wait_status_of(const siginfo_t& info) {
   if (info.si_code == CLD_EXITED) return as_wait_status(info.si_status);
@@ -70,7 +64,7 @@ std::vector<RankEnd> Children::take_ended() {
                 .note = read_note(child->note)};
     if (result == 0) {
       end.wait_status = wait_status_of(info);
-      zombies_.push_back({child->pid, base::Deadline::in(kReadable)});
+      zombies_.push_back({child->pid, base::Deadline::in(readable_)});
     } else {
       end.wait_status = as_wait_status(1);
       if (!end.note) end.note = waited_for_elsewhere();

@@ -8,6 +8,7 @@
 // Not thread-safe. Never blocks.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <sys/types.h>
 #include <vector>
@@ -28,6 +29,10 @@ struct Child {
 
 class Children {
  public:
+  // `readable`: how long a child that has ended stays a zombie. The other ranks look at each other every few
+  // milliseconds while they wait; a busy machine may delay them.
+  explicit Children(std::chrono::milliseconds readable = std::chrono::seconds(5)) : readable_(readable) {}
+
   void add(Child child) { running_.push_back(std::move(child)); }
 
   bool empty() const { return running_.empty(); }
@@ -54,6 +59,7 @@ class Children {
     base::Deadline until;
   };
 
+  const std::chrono::milliseconds readable_;
   std::vector<Child> running_;
   std::vector<Zombie> zombies_;  // the oldest first
 };

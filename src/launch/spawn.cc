@@ -133,13 +133,14 @@ class SpawnedRanks {
     std::optional<RankEnd> cause;
     std::optional<Deadline> decide_at;
     std::optional<Deadline> kill_at;
-    while (wait_for_one(std::min(remaining(decide_at), remaining(kill_at)))) {
+    std::optional<Deadline> reap_at;
+    while (wait_for_one(std::min({remaining(decide_at), remaining(kill_at), remaining(reap_at)}))) {
       for (auto& end : children_.take_ended()) {
         if (launch::succeeded(end.wait_status)) continue;
         if (kill_at) continue;  // a consequence of our SIGTERM
         failures.push_back(std::move(end));
       }
-      children_.reap();
+      reap_at = children_.reap();
       if (!failures.empty() && !kill_at) {
         if (!decide_at) decide_at = Deadline::in(kCollect);
         if (!launch::is_consequence(launch::choose_cause(failures)) || decide_at->expired()) {

@@ -67,7 +67,12 @@ std::vector<Standing> exchange(rendezvous::KeyStore& store, const ProcessGroup::
   std::vector<Standing> all;
   for (const auto& said : rendezvous::exchange(store, group.rank, group.world_size, encode(mine), deadline)) {
     const auto json = nlohmann::json::parse(said);
-    all.push_back({json.at("fault"), json.at("world_rank"), json.at("world_size"), json.at("number")});
+    // One by one: GCC 12 destroys members of an aggregate twice if a later initialiser throws.
+    auto& standing = all.emplace_back();
+    standing.fault = json.at("fault");
+    standing.world_rank = json.at("world_rank");
+    standing.world_size = json.at("world_size");
+    standing.number = json.at("number");
   }
   return all;
 }

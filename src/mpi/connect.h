@@ -15,7 +15,7 @@ namespace lockstep::mpi {
 // and std::runtime_error.
 //
 // If the engine has initialised MPI, a process that ends with exit(0) finalises it, and waits there for the
-// other processes of the MPI job. After an error of a group that still exists, it does so only for a moment.
+// other processes of the MPI job. After an error of a group, it does so only for a moment.
 std::shared_ptr<comm::Link> connect(ProcessGroup::Impl& group, base::Deadline deadline);
 
 }  // namespace lockstep::mpi

@@ -2,8 +2,8 @@
 // that asks for MPI loads the module, and with it the MPI library of this machine.
 //
 // The module needs no symbols of the library, so that it works with programs that link the library
-// statically, too. Therefore it throws only std::runtime_error, and connect.h turns that into lockstep's
-// errors.
+// statically, too. Therefore it throws only std::runtime_error and, because headers alone define that,
+// comm::LinkError; the library turns both into lockstep's errors.
 #pragma once
 
 #include <chrono>
@@ -56,7 +56,8 @@ class Engine {
   // From the stage Open on. The ranks of the party may make their links at different times.
   virtual std::shared_ptr<comm::Link> make_link(Party party) = 0;
 
-  // Whether a link exists that has hung up or has lost a rank: then other processes may never finalise MPI.
+  // Whether a link has hung up because of a failure or has lost a rank, also if it does not exist any more:
+  // then other processes may never finalise MPI.
   virtual bool in_trouble() const = 0;
 };
 

@@ -144,8 +144,9 @@ std::vector<std::string> collect(KeyStore& store, int rank, int world_size, base
       // Read first, so that everything that a lost rank wrote is visible below.
       const auto lost = store.ended(store::Ending::Lost);
       while (next < world_size && look_for(next)) ++next;
-      if (next == world_size) return true;
+      // Also if all have said something: one of them may have given up since, and does not come any more.
       hear_verdict(store);
+      if (next == world_size) return true;
       for (const auto& ended : lost) {
         if (!look_for(ended.rank)) throw_lost(rank, world_size, ended.rank);
       }

@@ -13,9 +13,9 @@
 namespace lockstep::rendezvous {
 
 // Blocks until all ranks have arrived, and returns their facts, by rank. Throws, on every rank that has
-// arrived, MismatchError if two processes claim one rank, or if the world sizes, backends or links differ;
-// PeerLostError if a rank ends before it has arrived; TimeoutError with the missing ranks. `store` must
-// contain no keys of another meeting.
+// arrived or arrives later, MismatchError if two processes claim one rank, or if the world sizes, backends or
+// links differ; PeerLostError if a rank ends before it has arrived; TimeoutError with the missing ranks.
+// `store` must contain no keys of another meeting.
 std::vector<RankFacts> meet(KeyStore& store, const RankFacts& mine, base::Deadline deadline);
 
 // Every rank publishes a text; blocks until all have, and returns the texts by rank. `heard` is called as

@@ -5,6 +5,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/deadline.h"
 #include "base/error_text.h"
 #include "base/log.h"
 #include "shm/endpoint.h"
@@ -38,7 +39,7 @@ void Endpoint::ensure_background() {
     if (!self->board_ && !self->failure_) {
       lock.unlock();
       try {
-        self->connect();
+        self->connect(base::Deadline::in(self->timeout_));
       } catch (const std::exception& error) {
         base::log_debug("{}", error.what());  // stored by connect(): every call throws it
       }

@@ -120,9 +120,9 @@ std::shared_ptr<Endpoint> Endpoint::control_lane() {
 
 Endpoint::~Endpoint() = default;
 
-void Endpoint::connect() {
+void Endpoint::connect(base::Deadline deadline) {
   try {
-    mesh_->connect(base::Deadline::in(timeout_), cancelled_);
+    mesh_->connect(deadline, cancelled_);
     const Lock lock(mutex_);
     open();
   } catch (const Error& error) {

@@ -30,6 +30,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "base/deadline.h"
 #include "comm/transport.h"
 #include "shm/board.h"
 #include "shm/call.h"
@@ -60,8 +61,9 @@ class Endpoint final : public comm::Transport,
   // Before connecting: with ranks of other endpoints, there are more ranks than CPUs.
   void expect_crowd() { crowded_ = true; }
   // Call one of the two, once. Operations advance when all ranks are connected.
-  void connect();                // in this thread; throws its errors
-  void connect_in_background();  // an error becomes the endpoint's first error
+  void connect(base::Deadline deadline);  // in this thread; throws its errors
+  // Until the group's timeout has passed; an error becomes the endpoint's first error.
+  void connect_in_background();
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }

@@ -1,5 +1,6 @@
 #include "launch/children.h"
 
+#include <chrono>
 #include <csignal>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -83,6 +84,24 @@ TEST(Children, OneThatEndedStaysAZombieWhileOthersRun) {
   EXPECT_FALSE(children.reap());
   EXPECT_FALSE(is_zombie(ended));
   EXPECT_FALSE(is_zombie(running));
+}
+
+TEST(Children, OneThatHasBeenReadableIsReapedWhileOthersRun) {
+  Children children(std::chrono::milliseconds(0));
+  const pid_t ended = start(3), running = start_stopped();
+  children.add({.rank = 0, .pid = ended});
+  children.add({.rank = 1, .pid = running});
+  await_end(ended);
+  ASSERT_EQ(children.take_ended().size(), 1U);
+  EXPECT_TRUE(is_zombie(ended));
+  EXPECT_FALSE(children.reap());
+  EXPECT_FALSE(is_zombie(ended));
+  EXPECT_EQ(children.running_ranks(), std::vector<int>{1});
+
+  ::kill(running, SIGKILL);
+  await_end(running);
+  ASSERT_EQ(children.take_ended().size(), 1U);
+  EXPECT_FALSE(children.reap());
 }
 
 TEST(Children, OneThatSomebodyElseHasWaitedForHasFailed) {

@@ -211,6 +211,17 @@ TEST_F(SpawnTest, ARankThatEndsEarlyIsNamed) {
             "0 reported: rank 1 is gone");
 }
 
+// It stays a zombie for a few seconds, but not until another rank ends.
+TEST_F(SpawnTest, ARankThatHasEndedIsReapedWhileOthersRun) {
+  spawn(2, [&](int rank) {
+    here(rank);
+    meet(2);
+    if (rank == 0) return;
+    board_->values[1] = eventually([&] { return ::kill(board_->pids[0], 0) != 0; }) ? 1 : 0;
+  });
+  EXPECT_EQ(board_->values[1], 1);
+}
+
 TEST_F(SpawnTest, ARankThatDoesNotAnswerIsNamed) {
   const auto text = caught<TimeoutError>(2, [&](int rank) {
     here(rank);

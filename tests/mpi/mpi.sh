@@ -21,6 +21,8 @@ with_ranks() {
   shift 2
   mpi "$count" sh -c 'LOCKSTEP_MACHINE=$(echo "$0" | cut -c $((OMPI_COMM_WORLD_RANK + 1))) exec "$@"' "$letters" "$@"
 }
+# Not asked of mpirun, which starts a program that does not use MPI also with a component that it does not have.
+has_ucx() { ompi_info 2>/dev/null | grep -q 'pml: ucx'; }
 # succeeds COMMAND…: its output is in $work/out.
 succeeds() {
   "$@" >"$work/out" 2>&1 || { echo "status $? of: $*"; cat "$work/out"; exit 1; }

@@ -3,10 +3,13 @@
 #include "module/post.h"
 
 #include <array>
+#include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <memory>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "comm/wire_tags.h"
 
@@ -27,9 +30,22 @@ int own_rank() {
 }
 void meet() { MPI_Barrier(MPI_COMM_WORLD); }
 
+std::unique_ptr<Post> another_post() {
+  MPI_Comm own = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &own);
+  auto post = std::make_unique<Post>(kMostBytes);
+  post->open(own);
+  return post;
+}
+
+// Of most tests.
 Post& post() {
-  static auto* const instance = new Post(kMostBytes);
+  static auto* const instance = another_post().release();
   return *instance;
+}
+
+Party party_of(uint64_t id, std::chrono::milliseconds timeout = kTimeout) {
+  return {.id = id, .rank = own_rank(), .world_ranks = {0, 1}, .timeout = timeout};
 }
 
 std::vector<std::byte> bytes_of(size_t count, int salt) {
@@ -41,6 +57,8 @@ std::vector<std::byte> bytes_of(size_t count, int salt) {
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
+  } catch (const comm::LinkError& error) {
+    return "rank " + std::to_string(error.peer) + ": " + error.what();
   } catch (const std::runtime_error& error) {
     return error.what();
   }
@@ -60,7 +78,7 @@ class PostTest : public ::testing::Test {
     return ++last;
   }
   static Post::MemberPtr join(uint64_t id, std::chrono::milliseconds timeout = kTimeout) {
-    return post().join({.id = id, .rank = own_rank(), .world_ranks = {0, 1}, .timeout = timeout});
+    return post().join(party_of(id, timeout));
   }
   static comm::TransferPtr send(const Post::MemberPtr& member, int tag, const std::vector<std::byte>& bytes,
                                 comm::Link::Owner owner = {}) {
@@ -244,16 +262,34 @@ TEST_F(PostTest, ARankThatHangsUpIsAnErrorAfterWhatItHasSent) {
     std::vector<std::byte> room(bytes.size());
     meet();
     const auto awaited = ask(doomed, 1, room), never_sent = ask(doomed, 2, room);
-    EXPECT_EQ(error_of([&] { never_sent->wait(never); }), "Connection closed by peer");
+    EXPECT_EQ(error_of([&] { never_sent->wait(never); }), "rank 0: Connection closed by peer");
     awaited->wait(never);
     EXPECT_EQ(room, bytes);
-    EXPECT_EQ(error_of([&] { ask(doomed, 3, room); }), "Connection closed by peer");
-    EXPECT_EQ(error_of([&] { send(doomed, 3, room); }), "Connection closed by peer");
+    EXPECT_EQ(error_of([&] { ask(doomed, 3, room); }), "rank 0: Connection closed by peer");
+    EXPECT_EQ(error_of([&] { send(doomed, 3, room); }), "rank 0: Connection closed by peer");
   }
   EXPECT_EQ(post().in_trouble(), rank_ == 0);
   meet();
   post().leave(*doomed);
-  EXPECT_FALSE(post().in_trouble());
+  EXPECT_EQ(post().in_trouble(), rank_ == 0);
+}
+
+// It may never finalise MPI.
+TEST_F(PostTest, ALostRankIsTroubleAlsoWhenTheGroupIsGone) {
+  Post own;  // no MPI is needed for that
+  bool lost = false;
+  const auto member = [&](uint64_t id) {
+    auto party = party_of(id);
+    party.has_lost_rank = [&lost] { return lost; };
+    return own.join(std::move(party));
+  };
+  const auto first = member(1), second = member(2);
+  own.leave(*first);
+  EXPECT_FALSE(own.in_trouble());
+  lost = true;
+  own.leave(*second);
+  lost = false;
+  EXPECT_TRUE(own.in_trouble());
 }
 
 TEST_F(PostTest, AnotherSizeThanAwaitedIsAnError) {
@@ -281,12 +317,49 @@ TEST_F(PostTest, WhatALateRankSendsIsDiscarded) {
   if (rank_ == 0) {
     // Whether the news has arrived already is not determined.
     EXPECT_THAT(error_of([&] { send(doomed, 1, bytes)->wait(never); }),
-                ::testing::AnyOf("no error", "Connection closed by peer"));
+                ::testing::AnyOf("no error", "rank 1: Connection closed by peer"));
     send(member_, 1, bytes_of(1, 0))->wait(never);
     post().leave(*doomed);
   } else {
     receive(1, 1);
   }
+}
+
+// Both ranks end while they have a group, in which one of them has not asked for what the other one has sent.
+TEST_F(PostTest, WhoEndsTakesWhatNobodyHasAskedFor) {
+  const auto ending = another_post();
+  const auto bytes = bytes_of(3 * kMostBytes, 1);
+  const auto group = ending->join(party_of(1));
+  comm::TransferPtr sending;
+  if (rank_ == 0) sending = ending->send(group, 1, 5, bytes.data(), bytes.size(), {});
+  ending->close();
+  if (sending) sending->wait(never);
+  std::vector<std::byte> room(bytes.size());
+  EXPECT_EQ(error_of([&] { ending->receive(group, 1 - rank_, 5, room.data(), room.size(), {}); }),
+            "MPI has been finalised");
+  ending->leave(*group);
+}
+
+// Also in a group that this rank has not joined.
+TEST_F(PostTest, WhoEndsTakesWhatIsForALaterGroup) {
+  const auto ending = another_post();
+  const auto bytes = bytes_of(3 * kMostBytes, 1);
+  const auto group = ending->join(party_of(1));
+  comm::TransferPtr sending;
+  std::byte room{};
+  if (rank_ == 0) {
+    const auto late = ending->join(party_of(2));
+    sending = ending->send(late, 1, 5, bytes.data(), bytes.size(), {});
+    ending->send(group, 1, 1, bytes.data(), 1, {})->wait(never);
+    ending->leave(*late);
+  } else {
+    // The note of the other message has arrived before.
+    ending->receive(group, 0, 1, &room, 1, {})->wait(never);
+  }
+  ending->leave(*group);
+  meet();
+  ending->close();
+  if (sending) sending->wait(never);
 }
 
 }  // namespace
@@ -296,9 +369,7 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   int level = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
-  MPI_Comm own = MPI_COMM_NULL;
-  MPI_Comm_dup(MPI_COMM_WORLD, &own);
-  lockstep::mpi::post().open(own);
+  lockstep::mpi::post();  // on both ranks at once, before any other
   const int status = RUN_ALL_TESTS();
   MPI_Barrier(MPI_COMM_WORLD);
   lockstep::mpi::post().close();

@@ -3,8 +3,11 @@
 //   multinode_probe equal            trains with DDP, and compares with one process; prints a digest of the
 //   parameters multinode_probe bytes INTERFACE  counts the bytes of gradients that cross this machine's link
 //   multinode_probe work SECONDS     averages gradients for so long, or until an error
+//   multinode_probe survive          rank 1 is killed; the others end well, and say so as the last thing
 #include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
@@ -147,6 +150,13 @@ void work(ProcessGroup& group, int seconds) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "survive") {
+    // Runs after the handlers that are registered later; one of them finalises MPI.
+    std::atexit([] {
+      std::printf("survived\n");
+      std::fflush(stdout);
+    });
+  }
   const auto seconds = [&] { return argc > 2 ? std::stoi(argv[2]) : 10; };
   try {
     const auto group = init_process_group({.timeout = std::chrono::seconds(60)});
@@ -160,11 +170,22 @@ int main(int argc, char** argv) {
       count_bytes(group, argv[2]);
     } else if (what == "work") {
       work(*group, seconds());
+    } else if (what == "survive") {
+      auto tensor = at::ones({1000});
+      group->all_reduce(tensor);
+      if (group->rank() == 1) std::raise(SIGKILL);
+      group->all_reduce(tensor);
     } else {
       throw std::runtime_error("unknown: \"" + what + "\"");
     }
     group->barrier();
     return 0;
+  } catch (const PeerLostError& error) {
+    std::fprintf(stderr, "PeerLostError: %s\n", error.what());
+    if (what == "survive") {
+      destroy_process_group();
+      return 0;
+    }
   } catch (const Error& error) {
     std::fprintf(stderr, "%s: %s\n", std::string(error.kind()).c_str(), error.what());
   } catch (const std::exception& error) {

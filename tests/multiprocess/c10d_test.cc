@@ -9,19 +9,29 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <lockstep/c10d.h>
 
 #include "base/deadline.h"
+#include "c10d_face/sparse.h"
+#include "comm/group.h"
+#include "comm/work.h"
+#include "groups/make_group.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/open_store.h"
 #include "shm/calls.h"
+#include "support/message_of.h"
 #include "support/run_ranks.h"
 #include "support/scratch_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using namespace std::chrono_literals;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -87,6 +97,78 @@ TEST(C10dByName, ShmOnSeveralMachinesIsRefused) {
                                             UsageError);
                              },
                              {.environment = on_machines("ab")}));
+}
+
+// Over MPI, if LOCKSTEP_LINK says so: mpirun starts it, too (tests/mpi/groups).
+TEST(C10dByName, OverTheStoreOfTheJob) {
+  expect_success(start_ranks(2,
+                             [](int rank) {
+                               const auto identity = rendezvous::identify(rendezvous::NeedMaster::Yes);
+                               const auto store =
+                                   rendezvous::open_store(rendezvous::meeting_point("env://", identity),
+                                                          identity, base::Deadline::in(20s));
+                               const auto backend =
+                                   make_c10d_backend("auto", store->under("c10d"), rank, 2, 20s);
+                               EXPECT_EQ(backend->getBackendName(), "hybrid");
+                               expect_sum(*backend);
+                             },
+                             {.environment = on_machines("ab")}));
+}
+
+TEST(C10dByName, TheLinkBetweenMachinesIsThatOfTheEnvironment) {
+  const ScratchFolder folder;
+  const auto join = [&](int rank) { make_c10d_backend("auto", store_in(folder, 2), rank, 2, 20s); };
+  expect_success(start_ranks(2, [&](int rank) { EXPECT_THROW(join(rank), MismatchError); },
+                             {.environment = [](int rank) {
+                               return Environment{{"LOCKSTEP_LINK", rank == 0 ? "gloo" : "mpi"}};
+                             }}));
+  expect_success(
+      start_ranks(2, [&](int rank) { EXPECT_THROW(join(rank), UsageError); }, {.environment = [](int) {
+                    return Environment{{"LOCKSTEP_LINK", "carrier-pigeon"}};
+                  }}));
+}
+
+TEST(C10dByName, WhoComesTooLateHearsThatTheOthersHaveGivenUp) {
+  expect_success(start_ranks(1, [](int) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const auto fail_to_join = [&](int rank, std::chrono::milliseconds timeout) {
+      return message_of<TimeoutError>([&] { make_c10d_backend("shm", store, rank, 2, timeout, true); });
+    };
+    EXPECT_THAT(fail_to_join(0, 100ms), HasSubstr("missing: rank 1"));
+    EXPECT_THAT(fail_to_join(1, 20s), HasSubstr("missing: rank 1"));
+  }));
+}
+
+// Rank 1 makes only the first half of the call, in which the ranks learn each other's sizes.
+TEST(C10dByName, ASparseAllReduceHasOneTimeoutForBothHalves) {
+  expect_success(C10d("ab").run("auto", [](const BackendPtr& backend, const StorePtr& store) {
+    std::vector<at::Tensor> tensors{at::ones({2, 2}).to_sparse()};
+    expect_sum(*backend);
+    if (backend->getRank() == 1) {
+      c10d_face::SparseSum sum(tensors, 1, 2);
+      auto first = sum.exchange_facts();
+      comm::run(*groups::group_behind(*backend), first);
+      store->get("rank 0 has waited");
+      return;
+    }
+    c10d::AllreduceOptions options;
+    options.timeout = 3s;
+    const auto message = message_of<TimeoutError>([&] { backend->allreduce(tensors, options)->wait(); });
+    EXPECT_THAT(message, AllOf(HasSubstr("no answer within"), Not(HasSubstr("within 20.0 s"))));
+    store->set("rank 0 has waited", std::vector<uint8_t>{1});
+  }));
+}
+
+TEST(C10dByName, MonitoredBarriersLeaveNothingInTheStore) {
+  expect_success(C10d("ab").run("auto", [](const BackendPtr& backend, const StorePtr& store) {
+    backend->monitoredBarrier({}, false);
+    const auto before = store->getNumKeys();
+    constexpr int kRounds = 20;
+    for (int round = 0; round < kRounds; ++round) backend->monitoredBarrier({}, false);
+    // The other rank may not have erased its last one yet. A rank that waits for long says so in the store.
+    EXPECT_LT(store->getNumKeys(), before + kRounds / 2);
+    backend->barrier()->wait();
+  }));
 }
 
 class C10dLife : public ::testing::TestWithParam<const char*> {

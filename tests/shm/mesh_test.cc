@@ -28,6 +28,7 @@
 
 #include <lockstep/error.h>
 
+#include "shm/endpoint.h"
 #include "support/message_of.h"
 #include "support/run_ranks.h"
 #include "support/scratch_folder.h"
@@ -36,6 +37,7 @@ namespace lockstep::shm {
 namespace {
 
 using ::lockstep::testing::message_of;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -404,6 +406,13 @@ TEST(Mesh, ATimeoutTellsWhoCameAndDidNotConnect) {
   const auto message = message_of<TimeoutError>([&] { connect(*mesh, 100ms); });
   EXPECT_THAT(message, HasSubstr("missing: rank 1"));
   EXPECT_THAT(message, HasSubstr("published its address, but is not connected"));
+}
+
+// Connecting is a part of a longer call, whose deadline is not the group's timeout.
+TEST(Mesh, AnEndpointConnectsUntilTheDeadlineOfItsCaller) {
+  const auto endpoint = std::make_shared<Endpoint>(hash_store(), 0, 2, 1h, "a group");
+  const auto message = message_of<TimeoutError>([&] { endpoint->connect(base::Deadline::in(200ms)); });
+  EXPECT_THAT(message, AllOf(HasSubstr("within 0.2 s"), HasSubstr("missing: rank 1")));
 }
 
 TEST(Mesh, CanBeCancelled) {

@@ -54,6 +54,14 @@ void expect_members(c10d_backend& backend, int rank, int world) {
   EXPECT_TRUE(same(tensor, filled((1 << world) - 1, {100}))) << tensor[0].item();
 }
 
+// For processes. Never destroyed: its destructor writes to the file. If a rank ended while another thread
+// does that, the other ranks would read an incomplete record, at which LibTorch waits forever.
+c10::intrusive_ptr<c10d::Store> file_store(const ScratchFolder& folder) {
+  auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), -1);
+  c10::intrusive_ptr<c10d::FileStore>(store).release();
+  return store;
+}
+
 TEST(Reconfigure, ShrinksAndGrowsAndReorders) {
   LocalRanks ranks(3);
   const auto two = handles_of(ranks, {2, 0});
@@ -154,7 +162,9 @@ TEST(Reconfigure, RefusesWhatCannotBeMeant) {
 TEST(Reconfigure, AfterATimeoutTheBackendIsAsBefore) {
   LocalRanks ranks(2);
   const auto both = handles_of(ranks, {0, 1});
-  EXPECT_THAT(error_of([&] { reconfigure(ranks[0], 1, both, 50ms); }), HasSubstr("rank 1"));
+  EXPECT_THAT(error_of([&] { reconfigure(ranks[0], 1, both, 50ms); }), HasSubstr("missing: rank 1"));
+  // Who comes later hears that, and does not wait for a rank that has given up.
+  EXPECT_THAT(error_of([&] { reconfigure(ranks[1], 1, both, 1s); }), HasSubstr("missing: rank 1"));
   ranks.in_threads([&](int rank, c10d_backend& backend) {
     expect_members(backend, rank, 2);
     reconfigure(backend, 2, {both[1], both[0]});
@@ -191,14 +201,31 @@ TEST(Reconfigure, ABackendThatWaitsForItsMembers) {
   reconfigure(*backends[0], 1, handles);
   expect_members(*backends[0], 0, 2);
   other.join();
+  EXPECT_TRUE(eventually([&] { return store->getNumKeys() == 0; }))
+      << store->getNumKeys() << " keys are left";
   EXPECT_THROW(make_unconnected_c10d_backend("gloo", store, 0, 2, 20s), UsageError);
+}
+
+TEST(Reconfigure, RanksOnSeveralMachinesAreRefused) {
+  const ScratchFolder folder;
+  expect_success(start_ranks(2,
+                             [&](int rank) {
+                               const auto backend =
+                                   make_c10d_backend("auto", file_store(folder), rank, 2, 60s);
+                               EXPECT_FALSE(backend->supportsReconfigure());
+                               const auto own = backend->get_reconfigure_handle();
+                               EXPECT_THAT(error_of([&] { reconfigure(*backend, 1, {own}); }),
+                                           AllOf(HasSubstr("on several machines"), HasSubstr("hint:")));
+                               expect_members(*backend, rank, 2);
+                             },
+                             {.environment = on_machines("ab")}));
 }
 
 // Processes: rank 1 is killed, the others go on without it, and then with one that comes later.
 TEST(Reconfigure, SurvivorsContinueWithANewcomer) {
   const ScratchFolder folder;
   const auto outcomes = start_ranks(4, [&](int rank) {
-    const auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), -1);
+    const auto store = file_store(folder);
     const bool newcomer = rank == 3;
     const auto backend = newcomer ? make_unconnected_c10d_backend("shm", store, 0, 1, 60s)
                                   : make_c10d_backend("shm", store, rank, 3, 60s, true);

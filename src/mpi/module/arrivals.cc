@@ -116,6 +116,22 @@ void Post::discard(const Letter& letter) {
   receive_data(job, letter);
 }
 
+void Post::discard_early(Member& member) {
+  for (auto& peer : member.peers) {
+    for (const auto& [tag, letters] : std::exchange(peer.early, {})) {
+      for (const auto& letter : letters) discard(letter);
+    }
+  }
+}
+
+// For groups that this rank has not joined, too: it will not any more.
+void Post::discard_unasked() {
+  for (const auto& [id, member] : members_) discard_early(*member);
+  for (const auto& [id, letters] : std::exchange(for_later_, {})) {
+    for (const auto& letter : letters) discard(letter);
+  }
+}
+
 void Post::receive_data(const JobPtr& job, const Letter& letter) {
   for (size_t received = 0; received < job->bytes; received += most_bytes_) {
     const auto piece = static_cast<int>(std::min(most_bytes_, job->bytes - received));

@@ -30,6 +30,8 @@ constexpr auto kMostFarewell = 2s;
 constexpr auto kBetweenLooks = 1ms;
 constexpr int kMostIdleLooks = 50;
 
+constexpr const char* kHungUp = "Connection closed by peer";
+
 }  // namespace
 
 // A transfer that is complete has no job.
@@ -70,10 +72,12 @@ void Post::close() noexcept {
   if (!fault_.empty() && listening_.empty()) return;
   try {
     for (const auto& [id, member] : members_) send_hang_up(*member);
-    const auto end = Clock::now() + kMostFarewell;
-    while (fault_.empty() && expects_more() &&
-           (Clock::now() < end || (!members_.empty() && !is_troubled()))) {
+    for (const auto end = Clock::now() + kMostFarewell;;) {
       move();
+      // Their senders end only when MPI has taken them.
+      discard_unasked();
+      if (!fault_.empty() || !expects_more()) break;
+      if (Clock::now() >= end && (members_.empty() || is_troubled())) break;
       lock.unlock();
       std::this_thread::sleep_for(kBetweenLooks);
       lock.lock();
@@ -103,10 +107,8 @@ bool Post::in_trouble() const {
 }
 
 bool Post::is_troubled() const {
-  return std::any_of(members_.begin(), members_.end(), [](const auto& entry) {
-    const auto& member = *entry.second;
-    return !member.fault.empty() || (member.party.has_lost_rank && member.party.has_lost_rank());
-  });
+  return troubled_ || std::any_of(members_.begin(), members_.end(),
+                                  [](const auto& entry) { return entry.second->in_trouble(); });
 }
 
 Post::MemberPtr Post::join(Party party) {
@@ -121,14 +123,20 @@ Post::MemberPtr Post::join(Party party) {
 }
 
 void Post::leave(Member& member) noexcept {
-  hang_up(member);
   const Lock lock(mutex_);
+  if (member.in_trouble()) troubled_ = true;
+  sever(member);
   members_.erase(member.party.id);
   if (const int ranks = member.ranks_not_hung_up(); ranks != 0) left_[member.party.id] = ranks;
 }
 
 void Post::hang_up(Member& member) noexcept {
   const Lock lock(mutex_);
+  troubled_ = true;
+  sever(member);
+}
+
+void Post::sever(Member& member) noexcept {
   if (member.hung_up) return;
   try {
     send_hang_up(member);
@@ -155,14 +163,11 @@ void Post::give_up_receives(Member& member, const std::string& why) {
   for (auto& peer : member.peers) {
     for (const auto& [tag, jobs] : peer.awaited) awaited_ -= jobs.size();
     peer.awaited.clear();
-    try {
-      for (const auto& [tag, letters] : peer.early) {
-        for (const auto& letter : letters) discard(letter);
-      }
-    } catch (const std::exception& error) {
-      if (fault_.empty()) fault_ = error.what();
-    }
-    peer.early.clear();
+  }
+  try {
+    discard_early(member);
+  } catch (const std::exception& error) {
+    if (fault_.empty()) fault_ = error.what();
   }
 }
 
@@ -171,7 +176,7 @@ void Post::give_up_receives(Member& member, const std::string& why) {
 void Post::refuse(const Member& member, int peer) const {
   if (!fault_.empty()) throw std::runtime_error(fault_);
   if (!member.fault.empty()) throw std::runtime_error(member.fault);
-  if (member.peers.at(peer).hung_up) throw std::runtime_error("Connection closed by peer");
+  if (member.peers.at(peer).hung_up) throw comm::LinkError(peer, kHungUp);
 }
 
 comm::TransferPtr Post::send(const MemberPtr& member, int to, int tag, const std::byte* data, size_t bytes,
@@ -226,6 +231,8 @@ comm::TransferPtr Post::receive(const MemberPtr& member, int from, int tag, std:
   job->owner = std::move(owner);
   job->announced = false;
   const Lock lock(mutex_);
+  // Also for a message that is here already: the rest of a long one would have to come from MPI.
+  if (!fault_.empty()) throw std::runtime_error(fault_);
   auto& peer = member->peers.at(from);
   use();
   if (const auto early = peer.early.find(tag); early != peer.early.end()) {
@@ -259,8 +266,7 @@ void Post::wait(const Member& member, int rank, const Job& job, const std::funct
     if (!member.fault.empty()) throw std::runtime_error(member.fault);
     const auto now = Clock::now();
     const auto hung_up = member.peers.at(rank).hung_up;
-    if (hung_up && (!job.announced || now - *hung_up >= kLastWords))
-      throw std::runtime_error("Connection closed by peer");
+    if (hung_up && (!job.announced || now - *hung_up >= kLastWords)) throw comm::LinkError(rank, kHungUp);
     lock.unlock();
 
     const auto waited = now - begin;

@@ -50,12 +50,14 @@ class Post {
   void open(MPI_Comm communicator);
   // Hangs up all links, and makes no more calls of MPI afterwards. Blocks until everything has been sent and
   // all other ranks have hung up, too, so that nothing is left in MPI; after a failure, only for a moment.
-  // May be called twice.
+  // What has arrived and nobody has asked for is discarded. May be called twice.
   void close() noexcept;
+  // Whether a link, also of a member that has left, has hung up because of a failure or has lost a rank.
   bool in_trouble() const;
 
   MemberPtr join(Party party);
   void leave(Member& member) noexcept;
+  // Because of a failure.
   void hang_up(Member& member) noexcept;
   comm::TransferPtr send(const MemberPtr& member, int to, int tag, const std::byte* data, size_t bytes,
                          comm::Link::Owner owner);
@@ -114,9 +116,12 @@ class Post {
   void deliver(Member& member, Letter&& letter);
   void accept(Member& member, const JobPtr& job, const Letter& letter);
   void discard(const Letter& letter);
+  void discard_early(Member& member);
+  void discard_unasked();
   void receive_data(const JobPtr& job, const Letter& letter);
   void send_note(const JobPtr& job, int target, const Note& note, const std::byte* content);
   void send_hang_up(Member& member);
+  void sever(Member& member) noexcept;
   bool expects_more() const;
   bool is_troubled() const;
   void add_request(MPI_Request request, const JobPtr& job);
@@ -143,6 +148,7 @@ class Post {
   std::map<uint64_t, Member*> members_;
   std::map<uint64_t, std::vector<Letter>> for_later_;  // for groups that have not joined yet
   std::map<uint64_t, int> left_;                       // groups, and how many of their ranks have not hung up
+  bool troubled_ = false;  // a link has failed: a rank that has ended never hangs up nor finalises MPI
 
   std::condition_variable wanted_;  // tend() sleeps until then
   bool used_ = false;               // since tend() last looked
@@ -161,6 +167,7 @@ class Post::Member {
 
   explicit Member(Party of) : party(std::move(of)), peers(party.world_ranks.size()) {}
 
+  bool in_trouble() const { return !fault.empty() || (party.has_lost_rank && party.has_lost_rank()); }
   int ranks_not_hung_up() const {
     const auto all = static_cast<int>(peers.size()) - 1;
     return all - static_cast<int>(std::count_if(peers.begin(), peers.end(),
