@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -17,6 +18,10 @@ struct ShardedOptions {
   // After backward, .grad is the average over the ranks, as without this optimizer. false: it is this rank's
   // own gradient, which costs one pass over memory less.
   bool average_gradients = false;
+  // Parameters in bfloat16 or half: each rank keeps its part of them in float, too, and updates these copies,
+  // so that steps smaller than a parameter's last bit are not lost. The state is in float. false, or a world
+  // of one: LibTorch's optimizer steps them, on every rank.
+  bool master_parameters = false;
 };
 
 // Takes the options of SGD, Adam, AdamW, Adagrad and RMSprop. The parameters get the same bits on all ranks,
@@ -56,13 +61,25 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 
   // LibTorch's own optimizer of the same parameters, with these options and the state of all ranks, to go on
   // with it or to save it. All ranks must call it; it blocks. Null on ranks that are not to receive it.
+  // States of master_parameters are in float; LibTorch's optimizers need them in the type of the parameters
+  // (States::AsParameters).
   enum class Receivers { AllRanks, Rank0 };
-  std::unique_ptr<torch::optim::Optimizer> to_plain(Receivers receivers = Receivers::AllRanks);
+  enum class States { AsParameters, Float };
+  std::unique_ptr<torch::optim::Optimizer> to_plain(Receivers receivers = Receivers::AllRanks,
+                                                    States states = States::AsParameters);
   // The same without state. Does not communicate.
   std::unique_ptr<torch::optim::Optimizer> blank_plain() const;
   // Takes over the options and the state of such an optimizer, which must be the same on all ranks; each rank
   // keeps its part. Does not communicate.
   void from_plain(torch::optim::Optimizer& plain);
+
+  // The float copies of ShardedOptions::master_parameters, with their parameters. All ranks must call it; it
+  // blocks. Empty on ranks that are not to receive them, and before the first step. set_masters() takes them
+  // over, the same ones on all ranks; it does not communicate. A copy that does not round to its parameter is
+  // replaced by the parameter in the next step.
+  using Masters = std::vector<std::pair<at::Tensor, at::Tensor>>;
+  Masters masters(Receivers receivers = Receivers::AllRanks);
+  void set_masters(const Masters& masters);
 
   // Of the state of all ranks, as LibTorch's optimizer: all ranks must call it. Only one of them should write
   // the archive to a file.

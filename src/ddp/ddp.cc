@@ -180,14 +180,15 @@ void DdpBase::Impl::make_reducer() {
                                           : reducer::Bucket::Copies::OnePerRank},
       *this);
   reducer->set_hook(hook);
-  if (optimizer != nullptr) reducer->hold(hold);
+  if (optimizer != nullptr) reducer->hold(hold, holds_narrow);
   compared = false;
 }
 
-void DdpBase::Impl::hold_gradients(reducer::Hold what, ddp::SharedOptimizer* for_whom) {
+void DdpBase::Impl::hold_gradients(reducer::Hold what, bool narrow, ddp::SharedOptimizer* for_whom) {
   hold = what;
+  holds_narrow = narrow;
   optimizer = for_whom;
-  if (reducer) reducer->hold(what);
+  if (reducer) reducer->hold(what, narrow);
 }
 
 bool DdpBase::Impl::outdated() const {

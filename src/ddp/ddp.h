@@ -52,8 +52,9 @@ struct DdpBase::Impl final : reducer::Owner {
   // Null if the world size is 1: then there is nothing to do.
   std::shared_ptr<reducer::Reducer> reducer;
   reducer::Hold hold = reducer::Hold::Nothing;
+  bool holds_narrow = false;
   ddp::SharedOptimizer* optimizer = nullptr;  // the one for which gradients are held
-  void hold_gradients(reducer::Hold what, ddp::SharedOptimizer* for_whom);
+  void hold_gradients(reducer::Hold what, bool narrow, ddp::SharedOptimizer* for_whom);
   std::vector<bool> averaged;  // which of the parameters the reducer averages
   ddp::Sanity sanity;
 

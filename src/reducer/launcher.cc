@@ -333,8 +333,9 @@ void Launcher::drop() {
 // ---- Updates
 
 bool Launcher::holds(const Bucket& bucket) const {
-  return hold_ != Hold::Nothing && !bucket.sparse() && bucket.flat().scalar_type() == at::kFloat &&
-         bucket.flat().is_cpu();
+  if (hold_ == Hold::Nothing || bucket.sparse() || !bucket.flat().is_cpu()) return false;
+  const auto dtype = bucket.flat().scalar_type();
+  return dtype == at::kFloat || (holds_narrow_ && (dtype == at::kBFloat16 || dtype == at::kHalf));
 }
 
 bool Launcher::reduces_in_update(const Bucket& bucket) const {
@@ -346,8 +347,9 @@ bool Launcher::holds(size_t parameter) const {
   return place.bucket != SIZE_MAX && holds(buckets_[place.bucket]);
 }
 
-void Launcher::hold(Hold what) {
+void Launcher::hold(Hold what, bool narrow) {
   hold_ = what;
+  holds_narrow_ = narrow;
   gather_parameters();
 }
 

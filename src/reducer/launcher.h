@@ -66,7 +66,8 @@ class Launcher {
   void forget_samples() { samples_.clear(); }
 
   // From the next pass on.
-  void hold(Hold what);
+  // `narrow`: also of bfloat16 and half.
+  void hold(Hold what, bool narrow);
   // Whether the gradients of this parameter are held, once there is a plan.
   bool holds(size_t parameter) const;
   // Whether gradients that are held are averaged before the update.
@@ -139,6 +140,7 @@ class Launcher {
   std::vector<Streams> streams_;  // on which they were filled
   uint64_t planned_for_ = 0;      // the generation that the buckets fit
   Hold hold_ = Hold::Nothing;
+  bool holds_narrow_ = false;
   bool laid_out_ = false;  // the updater knows the buckets
   std::vector<std::unique_ptr<comm::OwnGradients>> own_;
   Samples samples_;  // of own gradients, when their pass was complete

@@ -249,9 +249,9 @@ Flags Reducer::requires_grad() const {
 
 // ---- Updates
 
-void Reducer::hold(Hold what) {
+void Reducer::hold(Hold what, bool narrow) {
   const std::lock_guard lock(mutex_);
-  launcher_.hold(what);
+  launcher_.hold(what, narrow);
   has_gradients_ = awaits_update_ = false;
 }
 

@@ -61,7 +61,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void shadow(Turn turn);
 
   // For an optimizer that updates the parameters from the buckets.
-  void hold(Hold what);
+  void hold(Hold what, bool narrow);
   bool holds(size_t parameter) const { return launcher_.holds(parameter); }
   const Parameters& parameters() const { return parameters_; }
   // Blocks; all ranks must call it after a synchronised pass.

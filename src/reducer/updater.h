@@ -18,7 +18,7 @@ enum class Hold {
   Averages,  // averages, which also are .grad
 };
 
-// A bucket whose parameters it updates: of dense floats on the CPU.
+// A bucket whose parameters it updates: of dense floats, or narrower numbers, on the CPU.
 struct Held {
   struct Slot {
     size_t parameter;  // index in the reducer's parameters

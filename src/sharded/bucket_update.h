@@ -37,12 +37,20 @@ class BucketUpdate final : public comm::Transform {
   // Makes sure that there is such an array; filled with `value`.
   void need_state(int index, double value);
 
+  // Parameters that are narrower than a float: this rank's part of them, as floats, is what is updated.
+  bool narrow() const { return bucket_.values.scalar_type() != at::kFloat; }
+  // Makes sure that there is such an array, with the values of the parameters.
+  void need_masters();
+  bool has_masters() const { return masters_.defined(); }
+  // As read_state() and write_state().
+  void read_masters(size_t slot, float* whole) const { read(masters_, slot, whole); }
+  void write_masters(size_t slot, const float* whole) { write(masters_, slot, whole); }
+
   // This rank's elements of a slot's state, in an array of all elements of the slot. `has` tells whether
   // there is such a state.
-  void forget_states() { states_ = {}; }
   bool has_state(int index) const { return states_[index].defined(); }
-  void read_state(int index, size_t slot, float* whole) const;
-  void write_state(int index, size_t slot, const float* whole);
+  void read_state(int index, size_t slot, float* whole) const { read(states_[index], slot, whole); }
+  void write_state(int index, size_t slot, const float* whole) { write(states_[index], slot, whole); }
   int64_t elements() const { return elements_; }  // of this rank
   int64_t state_bytes() const;
 
@@ -56,7 +64,15 @@ class BucketUpdate final : public comm::Transform {
  private:
   template <class Body>
   void for_each_of_mine(size_t slot, Body&& body) const;
-  void update(float* values, const comm::Range& range, size_t slot);
+  void read(const at::Tensor& mine, size_t slot, float* whole) const;
+  void write(const at::Tensor& mine, size_t slot, const float* whole);
+  // Where the state of a range is that this rank updates.
+  int64_t place_of(const comm::Range& range) const;
+  // Of the average gradients `values`.
+  void update(float* values, const float* parameters, int64_t place, int64_t count, size_t slot);
+  template <class Narrow>
+  void update_masters(Narrow* values, const comm::Range& range, size_t slot);
+  void update_slot(std::byte* values, const comm::Range& range, size_t slot);
   void check_values(const comm::Range& range);
 
   reducer::Held bucket_;
@@ -64,6 +80,7 @@ class BucketUpdate final : public comm::Transform {
   std::vector<int64_t> mine_at_;  // where the state of each of this rank's ranges begins
   int64_t elements_ = 0;          // of all of them
   std::array<at::Tensor, optim::kStates> states_;
+  at::Tensor masters_;
   std::vector<Plan> plans_;
   std::unordered_map<int64_t, uint64_t> digests_;  // of the values of each range, by its first element
   std::optional<size_t> changed_;
@@ -80,6 +97,9 @@ class SumOfSquares final : public comm::Transform {
   double sum() const { return sum_; }
 
  private:
+  template <class Value>
+  void add(const Value* values, const comm::Range& range);
+
   const reducer::Held& bucket_;
   std::vector<bool> counts_;  // by slot
   double sum_ = 0;

@@ -43,9 +43,11 @@ struct ShardedOptimizer::Impl final : reducer::Updater, ddp::SharedOptimizer {
   comm::Transform& transform(size_t index, const reducer::Held& held) override;
 
   // State (state.cc).
-  std::unique_ptr<torch::optim::Optimizer> to_plain(Receivers receivers);
+  std::unique_ptr<torch::optim::Optimizer> to_plain(Receivers receivers, States states);
   std::unique_ptr<torch::optim::Optimizer> blank() const;
   int64_t state_bytes() const;
+  Masters masters(Receivers receivers);
+  void set_masters(const Masters& masters);
   void from_plain(torch::optim::Optimizer& plain);
 
  private:
@@ -70,7 +72,8 @@ struct ShardedOptimizer::Impl final : reducer::Updater, ddp::SharedOptimizer {
   // State.
   using ParamState = std::unique_ptr<torch::optim::OptimizerParamState>;
   void check_complete() const;
-  ParamState gather_slot(const sharded::BucketUpdate& bucket, size_t slot, Receivers receivers) const;
+  ParamState gather_slot(const sharded::BucketUpdate& bucket, size_t slot, Receivers receivers,
+                         States states) const;
   void take_from_pending(sharded::BucketUpdate& bucket);
   void take_state_of(torch::optim::Optimizer& plain);
 
@@ -78,6 +81,7 @@ struct ShardedOptimizer::Impl final : reducer::Updater, ddp::SharedOptimizer {
   std::unordered_map<const void*, int64_t> steps_;  // by parameter; how often it was updated
   // State that has no place yet: restored, or from other buckets. By parameter, whole.
   std::unordered_map<const void*, ParamState> pending_;
+  std::unordered_map<const void*, at::Tensor> pending_masters_;
 
   std::unordered_map<const void*, size_t> groups_;  // by parameter
   std::unordered_set<const void*> held_;            // parameters

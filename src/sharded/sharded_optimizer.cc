@@ -83,6 +83,7 @@ BucketUpdate::Plan ShardedOptimizer::Impl::plan_of(BucketUpdate& bucket, const r
   const auto& parameter = parameter_of(slot);
   const auto* const group = options_of(parameter);
   if (!slot.used || group == nullptr) return {};
+  if (bucket.narrow()) bucket.need_masters();
   BucketUpdate::Plan plan{.update = update_for(*group)};
   plan.step = optim::step_of(*group, ++steps_[parameter.unsafeGetTensorImpl()], clip);
   for (const auto& state : optim::states_of(*group)) {
@@ -270,11 +271,12 @@ ShardedOptimizer::ShardedOptimizer(DdpBase& ddp, std::vector<OptimizerParamGroup
   }
   impl_ = std::make_unique<Impl>(of, *this);
   impl_->check_groups();
-  of.hold_gradients(sharded.average_gradients ? reducer::Hold::Averages : reducer::Hold::Own, impl_.get());
+  of.hold_gradients(sharded.average_gradients ? reducer::Hold::Averages : reducer::Hold::Own,
+                    sharded.master_parameters, impl_.get());
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
-  if (impl_) impl_->ddp.hold_gradients(reducer::Hold::Nothing, nullptr);
+  if (impl_) impl_->ddp.hold_gradients(reducer::Hold::Nothing, false, nullptr);
 }
 
 torch::Tensor ShardedOptimizer::step(LossClosure closure) {
@@ -310,14 +312,17 @@ double ShardedOptimizer::clip_grad_norm(double max_norm, bool error_if_nonfinite
 
 int64_t ShardedOptimizer::state_bytes() const { return impl_->state_bytes(); }
 
-std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::to_plain(Receivers receivers) {
-  return impl_->to_plain(receivers);
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::to_plain(Receivers receivers, States states) {
+  return impl_->to_plain(receivers, states);
 }
 std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::blank_plain() const { return impl_->blank(); }
 void ShardedOptimizer::from_plain(torch::optim::Optimizer& plain) { impl_->from_plain(plain); }
 
+ShardedOptimizer::Masters ShardedOptimizer::masters(Receivers receivers) { return impl_->masters(receivers); }
+void ShardedOptimizer::set_masters(const Masters& masters) { impl_->set_masters(masters); }
+
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
-  impl_->to_plain(Receivers::AllRanks)->save(archive);
+  impl_->to_plain(Receivers::AllRanks, States::Float)->save(archive);
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {

@@ -27,6 +27,22 @@ namespace {
 // In the order of the elements in memory, which is that of the bucket.
 float* elements_of(const at::Tensor& tensor) { return tensor.data_ptr<float>(); }
 
+at::Tensor zeros_for(const at::Tensor& parameter) {
+  return at::zeros_like(parameter, parameter.options().dtype(at::kFloat).requires_grad(false),
+                        at::MemoryFormat::Preserve);
+}
+
+// Of an array in which each rank has written its elements, and zeros elsewhere.
+void collect(ProcessGroup& group, at::Tensor& array, ShardedOptimizer::Receivers receivers) {
+  auto bits = at::from_blob(array.data_ptr(), {array.numel()}, at::kInt);
+  if (receivers == ShardedOptimizer::Receivers::AllRanks) {
+    group.all_reduce(bits, ReduceOp::Bor);
+  } else {
+    group.reduce(bits, 0, ReduceOp::Bor);
+    if (group.rank() != 0) array.reset();
+  }
+}
+
 int index_of(const torch::optim::OptimizerOptions& options, const char* name) {
   for (const auto& state : optim::states_of(options)) {
     if (std::string_view(state.name) == name) return state.index;
@@ -100,8 +116,8 @@ void ShardedOptimizer::Impl::check_complete() const {
 }
 
 ShardedOptimizer::Impl::ParamState ShardedOptimizer::Impl::gather_slot(const BucketUpdate& bucket,
-                                                                       size_t slot,
-                                                                       Receivers receivers) const {
+                                                                       size_t slot, Receivers receivers,
+                                                                       States states) const {
   const auto& parameter = bucket.parameters()[slot];
   const auto* const group = options_of(parameter);
   const auto steps = steps_.find(parameter.unsafeGetTensorImpl());
@@ -111,15 +127,10 @@ ShardedOptimizer::Impl::ParamState ShardedOptimizer::Impl::gather_slot(const Buc
     if constexpr (kIsTensor<decltype(value)>) {
       const int index = index_of(*group, name);
       if (index < 0 || !bucket.has_state(index)) return;
-      value = at::zeros_like(parameter, at::MemoryFormat::Preserve).detach();
+      value = zeros_for(parameter);
       bucket.read_state(index, slot, elements_of(value));
-      auto bits = at::from_blob(value.data_ptr(), {value.numel()}, at::kInt);
-      if (receivers == Receivers::AllRanks) {
-        ddp.group->all_reduce(bits, ReduceOp::Bor);
-      } else {
-        ddp.group->reduce(bits, 0, ReduceOp::Bor);
-        if (ddp.group->rank() != 0) value.reset();
-      }
+      collect(*ddp.group, value, receivers);
+      if (states == States::AsParameters && value.defined()) value = value.to(parameter.scalar_type());
     } else {
       value = steps->second;
     }
@@ -127,7 +138,8 @@ ShardedOptimizer::Impl::ParamState ShardedOptimizer::Impl::gather_slot(const Buc
   return state;
 }
 
-std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::to_plain(Receivers receivers) {
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::to_plain(Receivers receivers,
+                                                                          States states) {
   const at::NoGradGuard no_grad;
   const comm::Purpose purpose("ShardedOptimizer::to_plain");
   look_at_parameters();
@@ -139,7 +151,7 @@ std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::to_plain(Receiv
   if (!buckets_.empty()) check_complete();
   for (const auto& bucket : buckets_) {
     for (size_t slot = 0; slot < bucket->bucket().slots.size(); ++slot) {
-      put(bucket->parameters()[slot], gather_slot(*bucket, slot, receivers));
+      put(bucket->parameters()[slot], gather_slot(*bucket, slot, receivers, states));
     }
   }
   for (const auto& group : owner.param_groups()) {
@@ -155,7 +167,31 @@ std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::Impl::to_plain(Receiv
   return receives ? std::move(plain) : nullptr;
 }
 
+ShardedOptimizer::Masters ShardedOptimizer::Impl::masters(Receivers receivers) {
+  const at::NoGradGuard no_grad;
+  const comm::Purpose purpose("ShardedOptimizer::masters");
+  Masters all;
+  for (const auto& bucket : buckets_) {
+    if (!bucket->has_masters()) continue;
+    for (size_t slot = 0; slot < bucket->bucket().slots.size(); ++slot) {
+      auto master = zeros_for(bucket->parameters()[slot]);
+      bucket->read_masters(slot, elements_of(master));
+      collect(*ddp.group, master, receivers);
+      if (master.defined()) all.emplace_back(bucket->parameters()[slot], std::move(master));
+    }
+  }
+  return all;
+}
+
 // ---- Dividing
+
+void ShardedOptimizer::Impl::set_masters(const Masters& masters) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [parameter, master] : masters) {
+    pending_masters_[parameter.unsafeGetTensorImpl()] = zeros_for(parameter).copy_(master);
+  }
+  for (auto& bucket : buckets_) take_from_pending(*bucket);
+}
 
 void ShardedOptimizer::Impl::from_plain(torch::optim::Optimizer& plain) {
   const at::NoGradGuard no_grad;
@@ -216,8 +252,13 @@ void ShardedOptimizer::Impl::take_state_of(torch::optim::Optimizer& plain) {
 }
 
 void ShardedOptimizer::Impl::laid_out(const std::vector<reducer::Held>& held) {
-  if (!buckets_.empty()) take_state_of(*to_plain(Receivers::AllRanks));  // the ranks have had other parts
-  buckets_.clear();
+  if (!buckets_.empty()) {
+    // The ranks have had other parts.
+    const auto floats = masters(Receivers::AllRanks);
+    take_state_of(*to_plain(Receivers::AllRanks, States::Float));
+    buckets_.clear();
+    set_masters(floats);
+  }
   for (const auto& bucket : held) {
     std::vector<at::Tensor> parameters;
     for (const auto& slot : bucket.slots) {
@@ -236,9 +277,14 @@ void ShardedOptimizer::Impl::laid_out(const std::vector<reducer::Held>& held) {
 }
 
 void ShardedOptimizer::Impl::take_from_pending(BucketUpdate& bucket) {
-  bucket.forget_states();
   for (size_t slot = 0; slot < bucket.bucket().slots.size(); ++slot) {
     const auto& parameter = bucket.parameters()[slot];
+    if (const auto master = pending_masters_.extract(parameter.unsafeGetTensorImpl())) {
+      if (bucket.narrow()) {
+        bucket.need_masters();
+        bucket.write_masters(slot, elements_of(master.mapped()));
+      }
+    }
     const auto* const group = options_of(parameter);
     if (group == nullptr) continue;
     auto found = pending_.extract(parameter.unsafeGetTensorImpl());
@@ -251,7 +297,7 @@ void ShardedOptimizer::Impl::take_from_pending(BucketUpdate& bucket) {
         if (index < 0 || !value.defined()) return;
         bucket.need_state(index, optim::initial_value(*group));
         // With the parameter's strides.
-        const auto whole = at::empty_like(parameter, at::MemoryFormat::Preserve).copy_(value);
+        const auto whole = zeros_for(parameter).copy_(value);
         bucket.write_state(index, slot, elements_of(whole));
       } else {
         steps = value;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,7 @@ namespace {
 constexpr const char* kSchedulers = "schedulers";
 
 std::string prefix_of(const std::string& model) { return model.empty() ? "" : model + "."; }
+std::string master_name(const std::string& parameter) { return fmt::format("masters/{}", parameter); }
 std::string generator_name(int rank) { return fmt::format("generators/{}", rank); }
 
 // The tensors of a model, each once, and the further names of shared tensors.
@@ -259,15 +261,34 @@ OptimizerState optimizer_in(const Document& document, const std::string& name, c
   return state;
 }
 
+// LibTorch's optimizers need the state of narrow parameters in their type.
+OptimizerState in_types_of(OptimizerState state, const NamedTensors& parameters) {
+  std::unordered_map<std::string, at::ScalarType> types;
+  for (const auto& [name, parameter] : parameters) types.emplace(name, parameter.scalar_type());
+  for (auto& [name, tensor] : state.tensors) {
+    const auto type = types.find(name.substr(0, name.rfind('/')));
+    if (type != types.end() && is_narrow(type->second) && tensor.scalar_type() == at::kFloat) {
+      tensor = tensor.to(type->second);
+    }
+  }
+  return state;
+}
+
 // A sharded optimizer takes the state from LibTorch's.
 std::function<void()> prepare_any_optimizer(torch::optim::Optimizer& optimizer, const OptimizerState& state,
-                                            const NamedTensors& names) {
+                                            const NamedTensors& names, const Lookup& lookup) {
   auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer);
-  if (sharded == nullptr) return prepare_optimizer(optimizer, state, names);
+  if (sharded == nullptr) return prepare_optimizer(optimizer, in_types_of(state, names), names);
   const std::shared_ptr<torch::optim::Optimizer> plain = sharded->blank_plain();
-  return [sharded, plain, change = prepare_optimizer(*plain, state, names)] {
+  ShardedOptimizer::Masters masters;
+  for (const auto& [name, parameter] : names) {
+    const auto* const master = lookup.find(master_name(name));
+    if (master != nullptr && master->sizes() == parameter.sizes()) masters.emplace_back(parameter, *master);
+  }
+  return [sharded, plain, masters, change = prepare_optimizer(*plain, state, names)] {
     change();
     sharded->from_plain(*plain);
+    sharded->set_masters(masters);
   };
 }
 
@@ -278,15 +299,21 @@ Gathered gather(const std::vector<SnapshotPart>& parts) {
   for (const auto& part : parts) {
     auto* const* const optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing());
     auto* const sharded = optimizer != nullptr ? dynamic_cast<ShardedOptimizer*>(*optimizer) : nullptr;
-    auto plain = sharded != nullptr ? sharded->to_plain(ShardedOptimizer::Receivers::Rank0) : nullptr;
+    auto plain = sharded != nullptr
+                     ? sharded->to_plain(ShardedOptimizer::Receivers::Rank0, ShardedOptimizer::States::Float)
+                     : nullptr;
     gathered.parts.push_back(plain ? SnapshotPart(part.name(), *plain) : part);
     if (plain) gathered.made.push_back(std::move(plain));
+    if (sharded == nullptr) continue;
+    auto masters = sharded->masters(ShardedOptimizer::Receivers::Rank0);
+    std::move(masters.begin(), masters.end(), std::back_inserter(gathered.masters));
   }
   return gathered;
 }
 
-Document capture(const std::vector<SnapshotPart>& parts, const Position& position,
+Document capture(const Gathered& gathered, const Position& position,
                  const std::vector<at::Tensor>& generators) {
+  const auto& parts = gathered.parts;
   Document document;
   auto& about = document.about;
   const auto parameters = parameters_of(parts);
@@ -320,6 +347,12 @@ Document capture(const std::vector<SnapshotPart>& parts, const Position& positio
       }
       about["samplers"][part.name()] = to_json(state);
     }
+  }
+  for (const auto& [parameter, master] : gathered.masters) {
+    const auto named =
+        std::find_if(parameters.begin(), parameters.end(),
+                     [&, &of = parameter](const auto& each) { return each.second.is_same(of); });
+    if (named != parameters.end()) document.tensors.push_back({master_name(named->first), master});
   }
   for (size_t rank = 0; rank < generators.size(); ++rank) {
     document.tensors.push_back({generator_name(static_cast<int>(rank)), generators[rank]});
@@ -361,8 +394,8 @@ std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, co
       if (saved.is_null() && imported) continue;  // an imported model: the other parts start afresh
       if (saved.is_null()) throw_missing(document.about, kind, part.name());
       if (optimizer) {
-        changes.emplace_back(
-            prepare_any_optimizer(**optimizer, optimizer_in(document, part.name(), saved), parameters));
+        changes.emplace_back(prepare_any_optimizer(**optimizer, optimizer_in(document, part.name(), saved),
+                                                   parameters, lookup));
       } else if (scheduler) {
         rates.emplace_back(prepare_scheduler(*scheduler, saved));
       } else {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/snapshot.h>
@@ -13,17 +14,19 @@
 
 namespace lockstep::snapshot {
 
-// The parts as rank 0 saves them: in place of a sharded optimizer, LibTorch's with the state of all ranks.
-// All ranks must call it; it blocks. The other ranks get the parts unchanged.
+// The parts as rank 0 saves them: in place of a sharded optimizer, LibTorch's with the state of all ranks,
+// and its float copies of parameters. All ranks must call it; it blocks. The other ranks get the parts
+// unchanged.
 struct Gathered {
   std::vector<SnapshotPart> parts;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> made;
+  std::vector<std::pair<at::Tensor, at::Tensor>> masters;  // of these parameters
 };
 Gathered gather(const std::vector<SnapshotPart>& parts);
 
 // generators: the random state of each rank. The document refers to the tensors of the parts; it does not
 // copy them.
-Document capture(const std::vector<SnapshotPart>& parts, const Position& position,
+Document capture(const Gathered& gathered, const Position& position,
                  const std::vector<at::Tensor>& generators);
 
 // A copy that later training steps do not change.
@@ -31,7 +34,8 @@ Document copy_of(const Document& document);
 
 // Checks that the document matches the parts, and returns a function that restores them. Nothing changes
 // until that function is called. It only copies between memory that is already allocated, so it does not fail
-// halfway. The document must outlive it. Throws SnapshotError that names the differences.
+// halfway; except that a sharded optimizer allocates memory for the state. The document must outlive it.
+// Throws SnapshotError that names the differences.
 std::function<void()> prepare_restore(const std::vector<SnapshotPart>& parts, const Document& document,
                                       int rank);
 

@@ -136,6 +136,11 @@ std::map<std::string, Saved> by_parameter(const OptimizerState& state, const Par
   return all;
 }
 
+// A sharded optimizer keeps the state of narrow parameters in float.
+bool fits(at::ScalarType state, at::ScalarType parameter) {
+  return state == parameter || (is_narrow(parameter) && state == at::kFloat);
+}
+
 template <class Kind>
 std::unique_ptr<typename Kind::State> read_state(const std::string& name, const at::Tensor& parameter,
                                                  const typename Kind::Options& options, Saved saved) {
@@ -145,7 +150,7 @@ std::unique_ptr<typename Kind::State> read_state(const std::string& name, const 
       const auto found = saved.slots.find(slot);
       if (found != saved.slots.end()) {
         value = found->second;
-        if (value.sizes() != parameter.sizes() || value.scalar_type() != parameter.scalar_type()) {
+        if (value.sizes() != parameter.sizes() || !fits(value.scalar_type(), parameter.scalar_type())) {
           throw_other(Kind::kName, fmt::format("the snapshot's {} of '{}' is {}, and the parameter is {}",
                                                slot, name, describe(value), describe(parameter)));
         }

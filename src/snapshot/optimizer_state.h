@@ -23,6 +23,9 @@ struct OptimizerState {
   NamedTensors tensors;  // "<parameter name>/<slot>": "fc1.weight/exp_avg"
 };
 
+// Narrower than a float.
+inline bool is_narrow(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
 // names: all parameters that the optimizer may hold; a shared one may have several names. Does not copy the
 // tensors: the next step of the optimizer changes them. Throws UsageError for an unknown kind of optimizer
 // and for a parameter without a name.

@@ -132,7 +132,7 @@ void Snapshots::save(const std::vector<SnapshotPart>& parts, const Position& pos
   const auto gathered = snapshot::gather(parts);
   Document document;
   snapshot::agree(*group, [&] {
-    if (impl_->leads()) document = snapshot::capture(gathered.parts, position, generators);
+    if (impl_->leads()) document = snapshot::capture(gathered, position, generators);
   });
   under_way = true;
   if (impl_->leads()) {

@@ -678,6 +678,65 @@ TEST_P(Sharded, KeepsAPartOfTheState) {
 
 // ---- One copy of the parameters for all ranks of a machine
 
+// Parameters in a narrow type, computed with as floats.
+struct Narrow : torch::nn::Module {
+  explicit Narrow(at::ScalarType dtype) {
+    torch::manual_seed(3);
+    first = register_parameter("first", (torch::randn({32, 8}) * 0.3).to(dtype));
+    second = register_parameter("second", (torch::randn({4, 32}) * 0.3).to(dtype));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::linear(torch::relu(torch::linear(x, first.to(at::kFloat))), second.to(at::kFloat));
+  }
+  at::Tensor first, second;
+};
+
+TEST_P(Sharded, UpdatesFloatCopiesOfNarrowParameters) {
+  run([](ProcessGroup& group) {
+    if (group.world_size() == 1) return;
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(c10::toString(dtype));
+      DistributedDataParallel plain(std::make_shared<Narrow>(dtype)), ddp(std::make_shared<Narrow>(dtype));
+      Tensors floats;
+      for (const auto& parameter : plain.parameters()) {
+        floats.push_back(parameter.detach().to(at::kFloat).set_requires_grad(true));
+      }
+      torch::optim::AdamW reference(floats, torch::optim::AdamWOptions(1e-4));
+      ShardedOptimizer optimizer(ddp, torch::optim::AdamWOptions(1e-4), {.master_parameters = true});
+      for (int step = 0; step < 5; ++step) {
+        const auto mine = share_of(global_batch(24, step), group);
+        for (auto* model : {&plain, &ddp}) {
+          drop_gradients(model->parameters());
+          loss_of((*model)(mine), mine).backward();
+        }
+        optimizer.step();
+        const auto there = plain.parameters(), here = ddp.parameters();
+        for (size_t i = 0; i < floats.size(); ++i) {
+          floats[i].mutable_grad() = there[i].grad().to(at::kFloat);
+        }
+        reference.step();
+        for (size_t i = 0; i < floats.size(); ++i) {
+          there[i].data().copy_(floats[i].detach());
+          EXPECT_TRUE(at::allclose(here[i].to(at::kFloat), there[i].to(at::kFloat), 1e-2, 1e-4)) << i;
+          EXPECT_TRUE(group.backend() != "shm" || same_bits(here[i], there[i])) << "parameter " << i;
+        }
+        expect_same_on_all_ranks(group, ddp.parameters());
+      }
+      const auto masters = optimizer.masters();
+      ASSERT_EQ(masters.size(), floats.size());
+      for (const auto& [parameter, master] : masters) {
+        EXPECT_EQ(master.scalar_type(), at::kFloat);
+        EXPECT_TRUE(same_bits(master.to(dtype), parameter.detach()));
+        EXPECT_FALSE(at::equal(master, parameter.detach().to(at::kFloat))) << "it has no more bits";
+      }
+      optimizer.clip_grad_norm(0.1);
+      optimizer.step();
+      const auto next = optimizer.to_plain();
+      if (dtype == at::kBFloat16) next->step();  // LibTorch 1.13 cannot step half on CPUs
+    }
+  });
+}
+
 TEST_P(Sharded, TrainsWithOneCopyOfTheParameters) {
   run([](ProcessGroup& group) {
     DistributedDataParallel plain(make_net());
@@ -711,6 +770,7 @@ TEST_P(Sharded, TrainsWithOneCopyOfTheParameters) {
     // It is one copy: what the first rank of a machine writes, its other ranks read.
     const at::NoGradGuard no_grad;
     const int first = first_here(group);
+    group.barrier();  // the others may still be looking
     if (group.rank() == first) ddp->third->bias.fill_(100 + first);
     group.barrier();
     EXPECT_EQ(ddp->third->bias[0].item<float>(), 100 + first);
@@ -834,6 +894,34 @@ TEST(ShardedSnapshots, ResumeAnywhere) {
       expect_close(ddp.parameters(), expected(group));
     });
   }
+}
+
+// Without the float copies, the steps after a resume would begin at rounded parameters.
+TEST(ShardedSnapshots, ResumeFloatCopies) {
+  const ScratchFolder directory;
+  const auto run = [&](ProcessGroup& group, int64_t from, int64_t to) {
+    DistributedDataParallel ddp(std::make_shared<Narrow>(at::kBFloat16), default_group(), {.checks = false});
+    ShardedOptimizer optimizer(ddp, torch::optim::AdamOptions(1e-4), {.master_parameters = true});
+    Snapshots snapshots(directory / "run");
+    EXPECT_EQ(snapshots.resume(ddp, optimizer).step, from);
+    for (auto number = from; number < to; ++number) {
+      drop_gradients(ddp.parameters());
+      const auto batch = global_batch(24, static_cast<int>(number));  // the same for every rank
+      loss_of(ddp(batch), batch).backward();
+      optimizer.step();
+      if (number == 2) snapshots.save(ddp, optimizer, {.step = 3});
+    }
+    if (group.rank() != 0) return;
+    const auto path = directory / ("end" + std::to_string(from));
+    torch::save(ddp.parameters(), path);
+  };
+  run_ranks(2, "shm", [&](ProcessGroup& group) { run(group, 0, 6); });
+  run_ranks(3, "shm", [&](ProcessGroup& group) { run(group, 3, 6); });
+  Tensors whole, resumed;
+  torch::load(whole, directory / "end0");
+  torch::load(resumed, directory / "end3");
+  ASSERT_EQ(whole.size(), 2U);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(same_bits(whole[i].detach(), resumed[i].detach()));
 }
 
 }  // namespace
