@@ -354,7 +354,7 @@ void Launcher::hold(Hold what, bool narrow) {
 }
 
 // Each parameter gets a place of its own.
-void Launcher::refuse_common_memory() const {
+void Launcher::refuse_overlaps() const {
   struct Extent {
     const std::byte* begin;
     const std::byte* end;
@@ -388,7 +388,7 @@ void Launcher::refuse_common_memory() const {
 
 void Launcher::gather_parameters() {
   laid_out_ = false;
-  refuse_common_memory();
+  refuse_overlaps();
   for (auto& bucket : buckets_) {
     if (holds(bucket)) bucket.gather_parameters(*group_, parameters_, copies_);
   }

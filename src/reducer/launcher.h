@@ -110,7 +110,7 @@ class Launcher {
   Held describe_held(const Bucket& bucket, const std::vector<bool>& used, const comm::Request& request,
                      bool replaced) const;
   comm::Request update_of(Bucket& bucket, bool measures) const;
-  void refuse_common_memory() const;
+  void refuse_overlaps() const;
   void follow_generation();
   void check_device(const Parameter& parameter) const;
   Mean::Dtypes free_averages() const;
