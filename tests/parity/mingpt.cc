@@ -48,13 +48,13 @@ void train(const std::shared_ptr<ProcessGroup>& group) {
   options.bucket_cap_mb = 0.02;
   options.first_bucket_mb = 0.002;
   DistributedDataParallel ddp(model, group, options);
-  auto optimizer = mingpt::make_optimizer(*model, {.eps = 1e-3, .weight_decay = 0.1});
-  auto scheduler = mingpt::make_scheduler(optimizer, kSchedule);
+  const mingpt::Optimizer optimizer(ddp, *model, {.eps = 1e-3, .weight_decay = 0.1}, /*divide=*/false);
+  auto scheduler = mingpt::make_scheduler(*optimizer, kSchedule);
 
   const auto rows = kBatch / group->world_size() / kPasses;
   for (int64_t step = 0; step < kSchedule.steps; ++step) {
     const auto batch = whole(kFirstBatch + step, {kBatch, kConfig.context + 1}, kConfig.vocabulary);
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     auto mean = torch::zeros({});
     for (int64_t pass = 0; pass < kPasses; ++pass) {
       const auto windows = batch.narrow(0, (group->rank() * kPasses + pass) * rows, rows);
@@ -66,7 +66,7 @@ void train(const std::shared_ptr<ProcessGroup>& group) {
       mean += loss.detach();
     }
     clip_grad_norm_(ddp.parameters(), kClip);
-    optimizer.step();
+    optimizer->step();
     scheduler.step();
     group->all_reduce(mean, ReduceOp::Avg);
     if (group->rank() == 0) {

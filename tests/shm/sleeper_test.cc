@@ -114,7 +114,7 @@ TEST(Sleeper, WakesWithoutWritingToOthersMemory) {
 
 // ---- In an update, whose results go to the parameters of all ranks
 
-class KeepsAverages : public comm::Transform {
+class KeepsAverages final : public comm::Transform {
  public:
   void apply(std::byte*, const comm::Range&) override {}
 };
