@@ -208,9 +208,10 @@ void throw_diagnosis(ProcessGroup::Impl& group, const std::string& call, uint64_
   base::ErrorText text{.what = fmt::format("{} failed", call), .where = where(group, number)};
   std::string kind = "Error";
   std::vector<int> culprits;
-  const bool closed =
-      mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed"});
-  const bool timed_out = mentions(message, {"Timed out", "timed out", "timeout"});
+  // A connection whose other end no longer answers has "timed out", too, but not the call.
+  const bool closed = mentions(message, {"Connection closed by peer", "Connection reset", "Broken pipe",
+                                         "Socket closed", "Connection timed out"});
+  const bool timed_out = !closed && mentions(message, {"Timed out", "timed out", "timeout"});
   auto ended = find_ended(group, closed ? kDeathMoment : 0ms);
   // A rank that waited for the stopped rank as long as this one may have ended by now.
   if (timed_out && group.watch && !group.watch->stopped().empty()) ended.clear();
