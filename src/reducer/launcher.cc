@@ -8,6 +8,7 @@
 #include <lockstep/error.h>
 
 #include "base/error_text.h"
+#include "base/freed_memory.h"
 #include "base/log.h"
 #include "comm/checks.h"
 #include "comm/control.h"
@@ -70,6 +71,7 @@ void Launcher::plan(const std::vector<size_t>& order, const std::vector<bool>& s
   streams_.resize(buckets_.size());
   launched_.reserve(buckets_.size());
   gather_parameters();
+  release_freed_memory();
   planned_for_ = comm::generation_number(*group_);
   timeline_.begin(buckets_.size());
 }
@@ -351,6 +353,17 @@ void Launcher::hold(Hold what, bool narrow) {
   hold_ = what;
   holds_narrow_ = narrow;
   gather_parameters();
+  if (hold_ != Hold::Nothing) release_freed_memory();
+}
+
+// Gradients and parameters that have moved into buckets have left their old memory.
+void Launcher::release_freed_memory() const {
+  constexpr size_t kWorthwhile = size_t{64} << 20;
+  size_t bytes = 0;
+  for (const auto& bucket : buckets_) {
+    if (!bucket.sparse() && bucket.flat().is_cpu()) bytes += bucket.flat().nbytes();
+  }
+  if (bytes >= kWorthwhile) base::release_freed_memory();
 }
 
 // Each parameter gets a place of its own.

@@ -103,6 +103,7 @@ class Launcher {
   bool holds(const Bucket& bucket) const;
   bool reduces_in_update(const Bucket& bucket) const;
   void gather_parameters();
+  void release_freed_memory() const;
   void note_own_gradients();
   void warn_of_changed_gradients();
   template <class Exchange>
