@@ -237,8 +237,9 @@ void export_pt(const fs::path& file, const fs::path& out, const std::string& mod
 void import_model(const fs::path& in, const fs::path& directory) {
   snapshot::NamedTensors tensors;
   if (in.extension() == ".safetensors") {
-    for (auto& [name, tensor] : snapshot::read_file(in, Origin::Any).tensors)
-      tensors.emplace_back(name, tensor);
+    for (const auto& entry : snapshot::read_file(in, Origin::Any).tensors) {
+      tensors.emplace_back(entry.name, entry.tensor);
+    }
   } else {
     tensors = snapshot::read_pt(in);
   }

@@ -329,9 +329,11 @@ Document capture(const Gathered& gathered, const Position& position,
       for (const auto& [name, first] : aliases) saved["aliases"][name] = first;
     } else if (auto* const* optimizer = std::get_if<torch::optim::Optimizer*>(&part.thing())) {
       auto state = capture_optimizer(**optimizer, parameters);
+      const bool made = std::any_of(gathered.made.begin(), gathered.made.end(),
+                                    [&](const auto& each) { return each.get() == *optimizer; });
       about["optimizers"][part.name()] = std::move(state.about);
       for (auto& [name, tensor] : state.tensors) {
-        document.tensors.push_back({part.name() + "/" + name, std::move(tensor)});
+        document.tensors.push_back({part.name() + "/" + name, std::move(tensor), made});
       }
     } else if (const auto* scheduler = std::get_if<AnyScheduler>(&part.thing())) {
       about[kSchedulers][part.name()] = capture_scheduler(*scheduler);
@@ -352,7 +354,7 @@ Document capture(const Gathered& gathered, const Position& position,
     const auto named =
         std::find_if(parameters.begin(), parameters.end(),
                      [&, &of = parameter](const auto& each) { return each.second.is_same(of); });
-    if (named != parameters.end()) document.tensors.push_back({master_name(named->first), master});
+    if (named != parameters.end()) document.tensors.push_back({master_name(named->first), master, true});
   }
   for (size_t rank = 0; rank < generators.size(); ++rank) {
     document.tensors.push_back({generator_name(static_cast<int>(rank)), generators[rank]});
@@ -363,10 +365,10 @@ Document capture(const Gathered& gathered, const Position& position,
 }
 
 Document copy_of(const Document& document) {
-  Document copy{{}, document.about};
-  for (const auto& entry : document.tensors) {
-    copy.tensors.push_back({entry.name, entry.tensor.to(at::kCPU, entry.tensor.scalar_type(),
-                                                        /*non_blocking=*/false, /*copy=*/true)});
+  Document copy{document.tensors, document.about};
+  for (auto& [name, tensor, lasting] : copy.tensors) {
+    if (!lasting) tensor = tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    lasting = true;
   }
   return copy;
 }

@@ -10,8 +10,9 @@
 namespace lockstep::snapshot {
 
 struct Entry {
-  std::string name;   // UTF-8, unique in the document
-  at::Tensor tensor;  // of a type that safetensors supports; any shape, including {} and {0}
+  std::string name;      // UTF-8, unique in the document
+  at::Tensor tensor;     // of a type that safetensors supports; any shape, including {} and {0}
+  bool lasting = false;  // nothing changes the tensor any more, so it need not be copied
 };
 
 struct Document {

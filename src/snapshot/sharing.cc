@@ -47,9 +47,10 @@ void throw_of(ProcessGroup& group, const Failure& failure, int root) {
 // What a document holds but the values of its tensors.
 std::string frame_of(const Document& document) {
   nlohmann::json frame{{"about", document.about}, {"tensors", nlohmann::json::array()}};
-  for (const auto& [name, tensor] : document.tensors) {
-    frame["tensors"].push_back(
-        {{"name", name}, {"type", static_cast<int>(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
+  for (const auto& entry : document.tensors) {
+    frame["tensors"].push_back({{"name", entry.name},
+                                {"type", static_cast<int>(entry.tensor.scalar_type())},
+                                {"shape", entry.tensor.sizes().vec()}});
   }
   return frame.dump();
 }

@@ -168,7 +168,7 @@ TEST_F(SnapshotFile, IsASafetensorsFileForOtherReaders) {
   EXPECT_EQ(header.at("empty").at("shape"), json({0, 4}));
   EXPECT_EQ(header.at("scalar").at("shape"), json::array());
   uint64_t covered = 0;
-  for (const auto& [name, tensor] : document.tensors) {
+  for (const auto& [name, tensor, lasting] : document.tensors) {
     const uint64_t begin = header.at(name).at("data_offsets").at(0),
                    end = header.at(name).at("data_offsets").at(1);
     ASSERT_EQ(end - begin, tensor.nbytes()) << name;

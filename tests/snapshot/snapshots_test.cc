@@ -349,7 +349,7 @@ TEST(Snapshots, ARandomStateThatDoesNotFitIsRefusedBeforeAnythingChanges) {
     run.train_until(2);
     if (group.rank() == 0) {
       auto document = snapshot::read_file(run.snapshots.latest()->path);
-      for (auto& [name, tensor] : document.tensors) {
+      for (auto& [name, tensor, lasting] : document.tensors) {
         if (name == "generators/1") tensor = tensor.slice(0, 0, 100).clone();
       }
       snapshot::write_file(document, scratch / "run/snapshot-00000003.safetensors");
