@@ -124,6 +124,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
           "Timed out: the callbacks of the operation have not returned\nhint: wait again, or longer");
     }
   }
+  run_callbacks();  // of a future that was requested while the operation ended
   if (const auto error = c10d::Work::exception()) std::rethrow_exception(error);
   return true;
 }
