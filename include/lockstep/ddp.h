@@ -55,7 +55,7 @@ struct DdpOptions {
   // ShardedOptimizer (docs/optimizers.md). A change that one of them makes is then a change for all of them:
   // between its steps, parameters may be changed only by loading them on all ranks (torch::load), or with
   // refresh() afterwards. Other changes are found in the next step, which throws UsageError. The parameters
-  // move in the first step, and stay together when the wrapper is destroyed.
+  // move at the end of the first synchronised backward pass, and stay together when the wrapper is destroyed.
   bool share_parameters = false;
 };
 
